@@ -1,0 +1,67 @@
+"""The contract of an operator dialect: one family of implementations that the tuner can enumerate, build and choose."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from raftune.workload import Config, Workload
+
+Kernel = Callable[..., Any]
+"""Called with one tensor per ``workload.inputs``; returns fresh tensors for ``workload.outputs`` (bare if exactly one)."""
+
+
+class BuildError(RuntimeError):
+    """A candidate could not be built: a compiler failed, or the config does not fit the workload."""
+
+
+class Unsupported(BuildError):
+    """The dialect cannot run this workload, or this config of it, on this device."""
+
+
+class Dialect(ABC):
+    """One family of implementations. Subclasses hold no per-workload state; construction must be cheap and import nothing heavy.
+
+    ``name`` is what logs and the command line call it. ``priority`` orders dialects where nothing was measured (higher first).
+    """
+
+    name: ClassVar[str]
+    priority: ClassVar[int]
+
+    @abstractmethod
+    def version(self) -> str:
+        """The version that a measurement of this dialect is true for, found without importing the backend."""
+
+    def unavailable(self) -> str | None:
+        """Why the dialect cannot be used on this machine, in one line; ``None`` if it can."""
+        return None
+
+    @abstractmethod
+    def supports(self, workload: Workload) -> bool:
+        """Whether :meth:`build` can be expected to work for some config. Cheap, decides from the specs alone."""
+
+    @abstractmethod
+    def candidates(self, workload: Workload) -> Sequence[Config]:
+        """The enumerable configs, most promising first: cheap, deterministic, without building or importing the backend.
+
+        A config describes itself: names and sizes, never an index into a list that the library may reorder.
+        """
+
+    def sample(self, workload: Workload, count: int, seed: int) -> Sequence[Config]:
+        """Up to ``count`` further configs drawn from a space too large to enumerate (schedules). May be slow: runs in a worker."""
+        del workload, count, seed
+        return ()
+
+    @abstractmethod
+    def build(self, workload: Workload, config: Config) -> Kernel:
+        """Compile the candidate. ``config`` may come from a stranger's log: check it, and raise :class:`BuildError` with the value.
+
+        The kernel may rely on the inputs having exactly the dtypes, shapes and strides of ``workload.inputs``, and must return
+        outputs with the shapes, dtypes and strides that PyTorch's own operator returns. It never keeps or returns a buffer twice.
+        """
+
+    def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
+        """Numbers that tell this config from its siblings, for the cost model (names must be stable within a version)."""
+        del workload, config
+        return {}

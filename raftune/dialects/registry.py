@@ -1,0 +1,123 @@
+"""Which dialects there are, which may be used, and in which order: built-in ones and those of the entry-point group."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+
+from raftune.dialects.base import BuildError, Dialect, Kernel
+from raftune.workload import Candidate, Config, Workload
+
+ENTRY_POINT_GROUP = "raftune.dialects"
+
+# PyTorch's own operators: the default that every other candidate must beat, and what runs where nothing is known.
+DEFAULT_DIALECT = "aten"
+
+_preference: ContextVar[tuple[str, ...] | None] = ContextVar("raftune_dialects", default=None)
+
+
+class UnknownDialect(LookupError):
+    """A dialect was named that is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialectInfo:
+    """One row of ``raftune dialects``."""
+
+    name: str
+    version: str
+    available: bool
+    reason: str
+
+
+@cache
+def installed() -> dict[str, Dialect]:
+    """Every installed dialect by name, highest priority first. An entry point that fails to load is a warning, not an error."""
+    found: dict[str, Dialect] = {}
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
+        try:
+            dialect = point.load()()
+            found[dialect.name] = dialect
+        except Exception as error:  # a third party's code: whatever it raises must not take the others down
+            warnings.warn(f"dialect {point.name!r} ({point.value}) failed to load: {error!r}", stacklevel=2)
+    return dict(sorted(found.items(), key=lambda item: (-item[1].priority, item[0])))
+
+
+def get(name: str) -> Dialect:
+    """The dialect called ``name``; raises :class:`UnknownDialect` with the installed names."""
+    try:
+        return installed()[name]
+    except KeyError:
+        raise UnknownDialect(f"unknown dialect {name!r}; installed: {', '.join(installed())}") from None
+
+
+def enabled() -> list[Dialect]:
+    """The dialects that may be used now: available ones, narrowed and ordered by :func:`with_dialects`.
+
+    The default dialect is always among them, since a default must exist for every workload.
+    """
+    names = _preference.get()
+    chosen = list(installed()) if names is None else [*names, *([DEFAULT_DIALECT] if DEFAULT_DIALECT not in names else [])]
+    return [d for d in map(get, chosen) if d.unavailable() is None]
+
+
+@contextmanager
+def with_dialects(names: Sequence[str]) -> Iterator[None]:
+    """Prefer exactly these dialects, in this order, within the block (as RAF's ``with_dialect``)."""
+    for name in names:
+        get(name)
+    token = _preference.set(tuple(dict.fromkeys(names)))
+    try:
+        yield
+    finally:
+        _preference.reset(token)
+
+
+def candidate(dialect: Dialect, config: Config) -> Candidate:
+    return Candidate(dialect.name, dialect.version(), dict(config))
+
+
+def default_candidate(workload: Workload) -> Candidate:
+    """What PyTorch would run for the workload: the first candidate of the default dialect."""
+    dialect = get(DEFAULT_DIALECT)
+    return candidate(dialect, dialect.candidates(workload)[0])
+
+
+def candidates(workload: Workload) -> list[Candidate]:
+    """Every enumerable candidate of the enabled dialects; the default comes first."""
+    found = [default_candidate(workload)]
+    for dialect in enabled():
+        if dialect.supports(workload):
+            found.extend(candidate(dialect, config) for config in dialect.candidates(workload))
+    return list(dict.fromkeys(found))
+
+
+def build(workload: Workload, chosen: Candidate) -> Kernel:
+    """Build ``chosen`` with the installed dialect, after checking that it is here, usable, and of the version it was made with.
+
+    Raises :class:`UnknownDialect` or :class:`BuildError`.
+    """
+    dialect = get(chosen.dialect)
+    if (reason := dialect.unavailable()) is not None:
+        raise BuildError(f"dialect {chosen.dialect} is not available: {reason}")
+    if dialect.version() != chosen.version:
+        raise BuildError(
+            f"dialect {chosen.dialect} is version {dialect.version()}, the candidate was made with {chosen.version}"
+        )
+    if not dialect.supports(workload):
+        raise BuildError(f"dialect {chosen.dialect} does not support {workload.op} with these specs")
+    return dialect.build(workload, chosen.config)
+
+
+def describe() -> list[DialectInfo]:
+    """Name, version and availability of every installed dialect."""
+    rows = []
+    for dialect in installed().values():
+        reason = dialect.unavailable()
+        rows.append(DialectInfo(dialect.name, dialect.version(), reason is None, reason or ""))
+    return rows
