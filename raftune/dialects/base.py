@@ -21,7 +21,7 @@ class Unsupported(BuildError):
 
 
 class Dialect(ABC):
-    """One family of implementations. Subclasses hold no per-workload state; construction must be cheap and import nothing heavy.
+    """One family of implementations. Subclasses keep no per-workload state; constructing one imports nothing heavy.
 
     ``name`` is what logs and the command line call it. ``priority`` orders dialects where nothing was measured (higher first).
     """
@@ -49,16 +49,16 @@ class Dialect(ABC):
         """
 
     def sample(self, workload: Workload, count: int, seed: int) -> Sequence[Config]:
-        """Up to ``count`` further configs drawn from a space too large to enumerate (schedules). May be slow: runs in a worker."""
+        """Up to ``count`` further configs from a space too large to enumerate (schedules). May be slow: runs in a worker."""
         del workload, count, seed
         return ()
 
     @abstractmethod
     def build(self, workload: Workload, config: Config) -> Kernel:
-        """Compile the candidate. ``config`` may come from a stranger's log: check it, and raise :class:`BuildError` with the value.
+        """Compile the candidate. ``config`` may be a stranger's: check it, and raise :class:`BuildError` with the value.
 
-        The kernel may rely on the inputs having exactly the dtypes, shapes and strides of ``workload.inputs``, and must return
-        outputs with the shapes, dtypes and strides that PyTorch's own operator returns. It never keeps or returns a buffer twice.
+        The kernel may rely on inputs having exactly the dtypes, shapes and strides of ``workload.inputs``. It returns the
+        shapes, dtypes and strides that PyTorch's own operator returns, in memory that it neither keeps nor returns again.
         """
 
     def features(self, workload: Workload, config: Config) -> Mapping[str, float]:

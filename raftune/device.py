@@ -1,0 +1,89 @@
+"""What a measurement is true for: the processor, its usable cores and vector units, and the thread setting."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from raftune.workload import canonical_json, digest_text
+
+# Vector extensions that change which kernel a library picks; the rest of the flags are noise in a key.
+_VECTOR_FLAGS = (
+    "avx",
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "sve",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A key, not a description: fields that do not change a timing are left out (host name, memory size, kernel version).
+
+    ``cores`` counts the processors this process may use; ``threads`` is the intra-op thread setting of the timed process.
+    """
+
+    kind: str
+    model: str
+    cores: int
+    vector: tuple[str, ...]
+    threads: int
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @property
+    def digest(self) -> str:
+        return digest_text(canonical_json(self.to_json()))
+
+    def __str__(self) -> str:
+        plural = "" if self.threads == 1 else "s"
+        return f"{self.model}, {self.cores} cores, {self.threads} thread{plural}"
+
+
+def current_device(threads: int) -> Device:
+    """The CPU of this process with ``threads`` intra-op threads."""
+    model, flags = _cpuinfo()
+    return Device("cpu", model, len(os.sched_getaffinity(0)), tuple(f for f in _VECTOR_FLAGS if f in flags), threads)
+
+
+def thread_environment(threads: int, *, pinned: bool) -> dict[str, str]:
+    """Environment variables that make OpenMP, MKL and TVM use ``threads`` threads; they act if set before torch is imported.
+
+    Pinning gives every thread its own core from those the process may use: unpinned threads of a virtual machine are seen to
+    share one core for a whole scheduler tick.
+    """
+    count = str(threads)
+    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TVM_NUM_THREADS": count}
+    if pinned:
+        cores = sorted(os.sched_getaffinity(0))[:threads]
+        variables |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(f"{{{core}}}" for core in cores)}
+    return variables
+
+
+@cache
+def _cpuinfo() -> tuple[str, frozenset[str]]:
+    model, flags = "", frozenset[str]()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and not model:
+            model = value.strip()
+        elif name.strip() in ("flags", "Features") and not flags:
+            flags = frozenset(value.split())
+    return model or platform.processor() or platform.machine(), flags
