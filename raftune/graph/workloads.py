@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +60,21 @@ class Task:
     weight: int
 
 
-def workload_of(node: torch.fx.Node) -> Workload | None:
-    """The workload of one graph node, or ``None`` if there is nothing to tune.
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A connected group of graph nodes lowered as one unit (one node, for now).
+
+    A kernel takes the values of ``inputs`` and stands in the place of ``node``: it returns the results at ``positions``.
+    """
+
+    node: torch.fx.Node
+    workload: Workload
+    inputs: tuple[torch.fx.Node, ...]
+    positions: tuple[int, ...]
+
+
+def region_of(node: torch.fx.Node) -> Region | None:
+    """The region of one graph node with its workload, or ``None`` if there is nothing to tune.
 
     Not tuned: views and other operators that move no data, factories, random operators (a seed must mean what it means in
     eager), operators with data-dependent shapes, and calls whose specs are not static. Nodes must carry ``meta["val"]``.
@@ -73,9 +87,16 @@ def workload_of(node: torch.fx.Node) -> Workload | None:
         return None
     results = [value] if isinstance(value, torch.Tensor) else list(value or ())
     try:
-        return _workload(node.target, node.args, node.kwargs, {i: results[i] for i in used}, _node_tensor)
+        workload, inputs = _workload(node.target, node.args, node.kwargs, {i: results[i] for i in used}, _node_tensor)
     except (_NotTunable, UnknownRange):
         return None
+    return Region(node, workload, inputs, used)
+
+
+def workload_of(node: torch.fx.Node) -> Workload | None:
+    """The workload of :func:`region_of`, if there is one."""
+    region = region_of(node)
+    return None if region is None else region.workload
 
 
 def workload_from_call(
@@ -105,7 +126,7 @@ def workload_from_call(
     results = [value] if isinstance(value, torch.Tensor) else list(value or ())
     kept = tuple(i for i, r in enumerate(results) if isinstance(r, torch.Tensor)) if used is None else tuple(used)
     try:
-        return _workload(
+        workload, _ = _workload(
             op,
             args,
             kwargs,
@@ -114,22 +135,22 @@ def workload_from_call(
         )
     except (_NotTunable, UnknownRange) as error:
         raise ValueError(f"{op} with these arguments is not a workload: {error}") from error
+    return workload
 
 
-def tasks_of(graph_module: torch.fx.GraphModule) -> list[Task]:
-    """The tasks of a graph in order of first appearance: equal workloads collapse, their number of uses is the weight."""
-    counts: dict[Workload, int] = {}
-    for node in graph_module.graph.nodes:
-        workload = workload_of(node)
-        if workload is not None:
-            counts[workload] = counts.get(workload, 0) + 1
+def tasks_of(*graph_modules: torch.fx.GraphModule) -> list[Task]:
+    """The tasks of the graphs that make up one step, in order of first appearance.
+
+    Equal workloads collapse; how often one is used in the step is its weight.
+    """
+    counts = Counter(w for module in graph_modules for w in map(workload_of, module.graph.nodes) if w is not None)
     return [Task(workload, weight) for workload, weight in counts.items()]
 
 
-def merge_tasks(*groups: Sequence[Task]) -> list[Task]:
-    """The union of several graphs of one step; a workload in more than one of them keeps its largest weight."""
+def merge_tasks(*ways: Sequence[Task]) -> list[Task]:
+    """The union of the tasks of several ways to run one step; a workload of more than one way keeps its largest weight."""
     weights: dict[Workload, int] = {}
-    for task in (task for group in groups for task in group):
+    for task in (task for way in ways for task in way):
         weights[task.workload] = max(weights.get(task.workload, 0), task.weight)
     return [Task(workload, weight) for workload, weight in weights.items()]
 
@@ -144,11 +165,6 @@ def is_tunable(op: OpOverload) -> bool:
     if any(r.alias_info is not None for r in schema.returns):
         return False
     return bool(schema.returns) and all(str(r.type) == "Tensor" for r in schema.returns)
-
-
-def result_positions(node: torch.fx.Node) -> tuple[int, ...]:
-    """Which results of ``node`` its region returns, in order: the kernel's outputs."""
-    return _used_results(node, node.meta.get("val"))
 
 
 def _used_results(node: torch.fx.Node, value: Any) -> tuple[int, ...]:
@@ -176,7 +192,7 @@ def _workload(
     kwargs: Mapping[str, Any],
     results: Mapping[int, torch.Tensor],
     as_tensor: Callable[[Any], _Tensor | None],
-) -> Workload:
+) -> tuple[Workload, tuple[Any, ...]]:
     by_name, positional = _bind(op, args, kwargs)
     values = {name: _map(value, lambda v: found[1] if (found := as_tensor(v)) else v) for name, value in by_name.items()}
     inputs: dict[Any, int] = {}
@@ -200,7 +216,7 @@ def _workload(
         return _constant(value)
 
     encoded = {name: encode(name, value) for name, value in by_name.items()}
-    return Workload(
+    workload = Workload(
         operators=(
             Operator(
                 str(op),
@@ -213,6 +229,7 @@ def _workload(
         results=tuple(_spec(r, None, None, constant=False) for r in results.values()),
         mutates=tuple(sorted(mutated)),
     )
+    return workload, tuple(inputs)
 
 
 def _bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

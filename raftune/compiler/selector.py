@@ -1,0 +1,168 @@
+"""The library API for a compiler: given a workload, which dialect and config to use, how sure we are, and the kernel itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from raftune.cost_model import CostModel
+from raftune.device import Device, current_device
+from raftune.dialects import registry
+from raftune.dialects.base import BuildError, Kernel
+from raftune.log import TuningLog
+from raftune.workload import Candidate, Workload
+
+Provenance = Literal["measured", "predicted", "default"]
+
+logger = logging.getLogger("raftune")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to run for a workload. ``time_us`` is the expected time, unknown for ``default``.
+
+    ``provenance``: ``measured`` (the log's winner on this device), ``predicted`` (the cost model is confident on a log miss;
+    then ``confidence`` is its probability of beating the default), or ``default`` (what PyTorch runs; nothing is known).
+    """
+
+    workload: Workload
+    candidate: Candidate
+    time_us: float | None
+    provenance: Provenance
+    is_default: bool
+    confidence: float | None = None
+
+    @property
+    def dialect(self) -> str:
+        return self.candidate.dialect
+
+    @property
+    def config(self) -> dict[str, object]:
+        return dict(self.candidate.config)
+
+    def build(self) -> Kernel:
+        """The kernel: call it with the workload's inputs. Raises :class:`~raftune.dialects.BuildError`."""
+        return registry.build(self.workload, self.candidate)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a selector was asked: log hits, misses answered by the cost model or the default, winners that did not build."""
+
+    hits: int = 0
+    predicted: int = 0
+    misses: int = 0
+    failed_builds: int = 0
+    missed_ops: list[str] = field(default_factory=list)
+
+
+class Selector:
+    """Chooses from a tuning log; never measures and never fails for what the log says.
+
+    ``log`` is a path, an open :class:`TuningLog`, or ``None`` (every choice is the default). ``device`` is this machine with
+    the current thread setting unless given. ``on_miss`` is called with a workload that the log does not know, before the log is
+    asked once more: this is where a caller who wants it may tune. Raises :class:`~raftune.log.LogError` for an unusable log.
+    """
+
+    def __init__(
+        self,
+        log: TuningLog | str | Path | None,
+        *,
+        device: Device | None = None,
+        on_miss: Callable[[Workload], None] | None = None,
+    ) -> None:
+        self.log = TuningLog(log, read_only=True) if isinstance(log, str | Path) else log
+        self.device = device or current_device(torch.get_num_threads())
+        self.counts = Counts()
+        self._on_miss = on_miss
+        self._model = CostModel.load_beside(self.log.path) if self.log is not None else None
+        self._choices: dict[tuple[str, tuple[str, ...]], Choice] = {}
+        self._reported = False
+
+    def choose(self, workload: Workload) -> Choice:
+        """The choice for one workload; equal workloads get the same choice for the life of the selector."""
+        key = (workload.digest, tuple(d.name for d in registry.enabled()))
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self._choices[key] = self._choose(workload)
+        return choice
+
+    def build(self, workload: Workload) -> tuple[Choice, Kernel]:
+        """Choose and build; a winner that no longer builds is a warned miss, and the default is built instead."""
+        choice = self.choose(workload)
+        try:
+            return choice, choice.build()
+        except BuildError as error:
+            if choice.is_default:
+                raise
+            logger.warning(
+                "raftune: the winner %s for %s does not build, using the default: %s", choice.dialect, workload.op, error
+            )
+            self.counts.failed_builds += 1
+            choice = self._default(workload)
+            self._choices[workload.digest, tuple(d.name for d in registry.enabled())] = choice
+            return choice, choice.build()
+
+    def report_misses(self) -> None:
+        """Say once, in one line, how many workloads the log did not know."""
+        missed = self.counts.misses + self.counts.predicted
+        if missed and not self._reported:
+            self._reported = True
+            where = "no tuning log was given" if self.log is None else f"not in {self.log.path} for this device ({self.device})"
+            names = ", ".join(sorted(set(self.counts.missed_ops))[:4])
+            logger.warning(
+                "raftune: %d of %d workloads %s (%s, ...): %d run PyTorch's default, %d what the cost model predicts",
+                missed,
+                missed + self.counts.hits,
+                where,
+                names,
+                self.counts.misses,
+                self.counts.predicted,
+            )
+
+    def _choose(self, workload: Workload) -> Choice:
+        found = self._measured(workload)
+        if found is None and self._on_miss is not None and self.log is not None:
+            self._on_miss(workload)
+            found = self._measured(workload)
+        if found is not None:
+            self.counts.hits += 1
+            return found
+        self.counts.missed_ops.append(workload.op)
+        predicted = self._predicted(workload)
+        if predicted is not None:
+            self.counts.predicted += 1
+            return predicted
+        self.counts.misses += 1
+        return self._default(workload)
+
+    def _measured(self, workload: Workload) -> Choice | None:
+        if self.log is None:
+            return None
+        winner = self.log.winner(workload, self.device, accept=lambda c: _usable(workload, c))
+        if winner is None:
+            return None
+        return Choice(workload, winner.candidate, winner.time_us, "measured", winner.is_default)
+
+    def _predicted(self, workload: Workload) -> Choice | None:
+        if self._model is None:
+            return None
+        named = self._model.choose(workload, registry.candidates(workload), device=self.device)
+        if named is None:
+            return None
+        candidate, confidence = named
+        return Choice(workload, candidate, None, "predicted", is_default=False, confidence=confidence)
+
+    def _default(self, workload: Workload) -> Choice:
+        return Choice(workload, registry.default_candidate(workload), None, "default", is_default=True)
+
+
+def _usable(workload: Workload, candidate: Candidate) -> bool:
+    """Whether a recorded candidate can still be built here: dialect enabled, same version, specs supported."""
+    dialect = next((d for d in registry.enabled() if d.name == candidate.dialect), None)
+    return dialect is not None and dialect.version() == candidate.version and dialect.supports(workload)
