@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._functorch.partitioners import default_partition
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import default_partition
 
 from raftune.compiler.executor import Program
 from raftune.compiler.lowering import lower

@@ -1,0 +1,79 @@
+"""Two ways to run one step, timed in turn in one process: only the ratio is trusted, never two separate clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raftune.measure.stats import median_upper_bound
+
+ROUNDS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class RaceResult:
+    """Lower-quartile milliseconds of each side, and raftune over eager: the median over rounds of the pairwise ratio.
+
+    ``ratio_high`` bounds the ratio from above with 95% confidence. ``rounds`` counts timed rounds.
+    """
+
+    eager_ms: float
+    raftune_ms: float
+    ratio: float
+    ratio_high: float
+    rounds: int
+
+    @property
+    def winner(self) -> str:
+        """``raftune`` if it is the faster one in the median round, else ``eager``."""
+        return "raftune" if self.ratio < 1.0 else "eager"
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"winner": self.winner}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> RaceResult:
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` if ``value`` is not a race."""
+        times = {name: float(value[name]) for name in ("eager_ms", "raftune_ms", "ratio", "ratio_high")}
+        return RaceResult(**times, rounds=int(value["rounds"]))
+
+
+def interleave(sides: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
+    """Milliseconds of each side in each round. The order within a round alternates, so that a drift favours nobody."""
+    for _ in range(warmup):
+        for run in sides.values():
+            run()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        order = list(sides) if number % 2 == 0 else list(reversed(sides))
+        for name in order:
+            start = time.perf_counter_ns()
+            sides[name]()
+            times[name].append((time.perf_counter_ns() - start) / 1e6)
+    return times
+
+
+def race(eager: Callable[[], object], compiled: Callable[[], object], *, rounds: int = ROUNDS) -> RaceResult:
+    """Race two steps. Both run on the caller's live state: restoring it is the caller's work."""
+    return judge(interleave({"eager": eager, "raftune": compiled}, rounds))
+
+
+def judge(times: Mapping[str, list[float]]) -> RaceResult:
+    """The result of rounds timed by :func:`interleave` with the sides ``eager`` and ``raftune``."""
+    ratios = [b / a for a, b in zip(times["eager"], times["raftune"], strict=True)]
+    return RaceResult(
+        eager_ms=lower_quartile(times["eager"]),
+        raftune_ms=lower_quartile(times["raftune"]),
+        ratio=statistics.median(ratios),
+        ratio_high=median_upper_bound(ratios),
+        rounds=len(ratios),
+    )
+
+
+def lower_quartile(values: list[float]) -> float:
+    """Resists one-sided noise: something else on the machine can only make a step slower."""
+    return statistics.quantiles(values, n=4)[0] if len(values) > 1 else values[0]
