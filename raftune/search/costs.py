@@ -1,0 +1,51 @@
+"""What a trial is expected to cost, in seconds, learned from what trials did cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import median
+
+from raftune.measurement import Outcome, Rematch
+from raftune.search.state import TaskState
+from raftune.workload import Candidate
+
+_UNKNOWN_S = 1.0
+_LEAST_S = 0.01
+# The first measurement of a run pays for starting the workers: no default is taken to be this much dearer than usual.
+_OUTLIER = 5.0
+# A rematch over the candidate's own measurement, until one was seen; it times the default as often as the candidate.
+_REMATCH_FACTOR = 1.5
+
+
+class Costs:
+    """A candidate costs what its task's default did, plus what its dialect usually costs on top (a compiler's time)."""
+
+    def __init__(self) -> None:
+        self._defaults: dict[str, float] = {}
+        self._extra: dict[str, list[float]] = defaultdict(list)
+        self._rematch_factors: list[float] = []
+
+    def observe(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
+        if candidate == task.default:
+            self._defaults[task.workload.digest] = outcome.cost_s
+        else:
+            self._extra[candidate.dialect].append(outcome.cost_s - self._base(task))
+
+    def observe_rematch(self, task: TaskState, candidate: Candidate, rematch: Rematch) -> None:
+        known = task.results.get(candidate.digest)
+        if known is not None and known[1].cost_s > 0:
+            self._rematch_factors.append(rematch.cost_s / known[1].cost_s)
+
+    def trial(self, task: TaskState, dialect: str) -> float:
+        extra = self._extra.get(dialect) or [e for values in self._extra.values() for e in values] or [_UNKNOWN_S]
+        return max(_LEAST_S, self._base(task) + median(extra))
+
+    def rematch(self, task: TaskState, candidates: list[Candidate]) -> float:
+        factor = median(self._rematch_factors) if self._rematch_factors else _REMATCH_FACTOR
+        return max(_LEAST_S, factor * sum(task.results[c.digest][1].cost_s for c in candidates))
+
+    def _base(self, task: TaskState) -> float:
+        if not self._defaults:
+            return 0.0
+        usual = median(self._defaults.values())
+        return min(self._defaults.get(task.workload.digest, usual), _OUTLIER * usual)

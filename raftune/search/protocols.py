@@ -1,0 +1,27 @@
+"""What a search needs from whatever runs candidates: real workers, or a replay of recorded times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from raftune.measurement import Outcome, Rematch
+from raftune.workload import Candidate, Workload
+
+
+class Measurer(Protocol):
+    """The part of :class:`raftune.measure.Measurer` that a search uses. Nothing raises for what a candidate does."""
+
+    def measure(self, workload: Workload, candidate: Candidate, *, timeout: float | None = None) -> Outcome:
+        """Run one candidate; ``timeout`` (seconds) may only shorten the policy's."""
+
+    def rematch(self, workload: Workload, candidates: Sequence[Candidate], default: Candidate) -> Sequence[Rematch]:
+        """Time the candidates and the default in turns; one result a candidate, in order."""
+
+    def sample(self, workload: Workload, dialect_name: str, count: int, seed: int) -> Sequence[Candidate]:
+        """Up to ``count`` candidates from the dialect's larger space."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...

@@ -1,0 +1,109 @@
+"""Further candidates from dialects whose spaces are too large to list (schedules): when to ask, and which to try."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from raftune.dialects.base import Dialect
+from raftune.measurement import Outcome, Status
+from raftune.search.protocols import Measurer
+from raftune.search.state import TaskState
+from raftune.search.strategies import Belief, Strategy, expected_gain
+from raftune.workload import Candidate
+
+# Candidates drawn at a time, and how many of them, the best by the strategy's rating, are tried.
+_DRAWN = 24
+_TRIED = 6
+# Trials of a dialect in a task without an improvement of 1% after which it gets no more.
+_PATIENCE = 12
+_IMPROVEMENT = 0.99
+# Sampling pays where the dialect's best is within this factor of the best known, or the default takes at most so long:
+# small kernels are cheap to try, and an unscheduled one says little about a scheduled one.
+_NEAR = 2.0
+_SMALL_US = 200.0
+_SMALL_HOPE = Belief(math.log(1.3), 0.4)
+_NEAR_STD = 0.3
+
+
+class Sampler:
+    """Decides from the results of a task, in their order, so that a later run with the same log decides the same."""
+
+    def __init__(self, dialects: Sequence[Dialect], strategy: Strategy, seed: int) -> None:
+        self._dialects = [d for d in dialects if type(d).sample is not Dialect.sample]
+        self._strategy = strategy
+        self._seed = seed
+        self._draws: dict[tuple[str, str], int] = defaultdict(int)
+        self._exhausted: set[tuple[str, str]] = set()
+
+    def gains(self, task: TaskState) -> dict[str, float]:
+        """Expected gain of sampling by dialect, for those where it pays."""
+        found = {}
+        for dialect in self._dialects:
+            key = (task.workload.digest, dialect.name)
+            waiting = any(c.dialect == dialect.name for c in task.pool)
+            if waiting or key in self._exhausted or not dialect.supports(task.workload):
+                continue
+            gain = self._gain(task, dialect.name)
+            if gain is not None:
+                found[dialect.name] = gain
+        return found
+
+    def draw(self, measurer: Measurer, task: TaskState, dialect: str, limit: float) -> list[Candidate]:
+        """Ask the dialect and put the most promising, at most ``limit``, into the task's pool; returns them."""
+        key = (task.workload.digest, dialect)
+        gain = self._gain(task, dialect) or 0.0
+        seed = self._seed + _sampled(task, dialect) + self._draws[key]
+        self._draws[key] += 1
+        drawn = dict.fromkeys(measurer.sample(task.workload, dialect, _DRAWN, seed))
+        fresh = [c for c in drawn if c.digest not in task.results and c not in task.pool and not task.is_retry(c)]
+        if not fresh:
+            self._exhausted.add(key)
+            return []
+        rated = sorted(zip(self._strategy.gains(task, fresh), fresh, strict=True), key=lambda pair: -pair[0])
+        chosen = [candidate for _, candidate in rated[: int(min(_TRIED, max(limit, 1)))]]
+        task.pool.extend(chosen)
+        task.floor.update((candidate.digest, gain) for candidate in chosen)
+        return chosen
+
+    def _gain(self, task: TaskState, dialect: str) -> float | None:
+        default_us = task.default_us
+        outcomes = task.measured(dialect)
+        times = [outcome.time_us for outcome in outcomes if outcome.status is Status.OK and outcome.time_us]
+        if not default_us or (outcomes and not times):
+            return None
+        # Each draw must have brought a result, else a machine too noisy to measure would be asked for ever.
+        if self._draws[task.workload.digest, dialect] > _sampled(task, dialect):
+            return None
+        idle = _trials_since_improvement(task, dialect)
+        if idle >= _PATIENCE:
+            return None
+        bar = task.best_ratio()
+        small = default_us <= _SMALL_US
+        hopes = [_SMALL_HOPE] if small else []
+        if times and min(times) <= _NEAR * bar * default_us:
+            hopes.append(Belief(math.log(min(times) / default_us), _NEAR_STD))
+        if not hopes:
+            return None
+        return max(expected_gain(hope, bar) for hope in hopes) / (1 + idle / _TRIED)
+
+
+def _sampled(task: TaskState, dialect: str) -> int:
+    return sum(c.dialect == dialect and c.digest not in task.enumerated for c, _ in task.results.values())
+
+
+def _trials_since_improvement(task: TaskState, dialect: str) -> int:
+    """Sampled candidates of the dialect since its best time last fell by 1%."""
+    best, idle = math.inf, 0
+    for candidate, outcome in task.results.values():
+        if candidate.dialect != dialect:
+            continue
+        idle += candidate.digest not in task.enumerated
+        if _improves(outcome, best):
+            best, idle = outcome.time_us or best, 0
+    return idle
+
+
+def _improves(outcome: Outcome, best: float) -> bool:
+    return outcome.status is Status.OK and outcome.time_us is not None and outcome.time_us < _IMPROVEMENT * best

@@ -1,0 +1,136 @@
+"""What is known about one task: results so far, what is left to try, and who deserves a rematch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from raftune.measurement import Outcome, Rematch, Status
+from raftune.workload import Candidate, Workload
+
+# Candidates compared with the default at once, those within this factor of the fastest of them, and in all for one task:
+# each further group is called only when the one before it lost.
+_REMATCH_GROUP = 3
+_REMATCH_REACH = 1.1
+_REMATCH_LIMIT = 9
+
+# A measurement or rematch that found the machine too noisy is repeated once.
+_ATTEMPTS = 2
+
+
+class TaskState:
+    """Mutable record of one task during a search. ``pool`` holds untried candidates, most promising dialect first."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        weight: int,
+        candidates: Iterable[Candidate],
+        *,
+        margin: float,
+        outcomes: Mapping[str, tuple[Candidate, Outcome]],
+        rematches: Mapping[str, tuple[Candidate, Rematch]],
+    ) -> None:
+        listed = list(candidates)
+        self.workload = workload
+        self.weight = weight
+        self.default = listed[0]
+        self.enumerated = frozenset(c.digest for c in listed)
+        self.results = dict(outcomes)
+        self.rematches = dict(rematches)
+        self.pool = [c for c in listed if c.digest not in self.results]
+        # Expected gain that a sampled candidate was drawn for: it is tried even where its dialect's record promises less.
+        self.floor: dict[str, float] = {}
+        self._margin = margin
+        self._noisy: dict[str, int] = {}
+        self._noisy_rematches: dict[str, int] = {}
+
+    @property
+    def size(self) -> int:
+        """Elements read and written: what is known of a workload's time before it is measured."""
+        return sum(spec.numel for spec in (*self.workload.inputs, *self.workload.results))
+
+    @property
+    def default_outcome(self) -> Outcome | None:
+        known = self.results.get(self.default.digest)
+        return None if known is None else known[1]
+
+    @property
+    def default_us(self) -> float | None:
+        outcome = self.default_outcome
+        return None if outcome is None or outcome.status is not Status.OK else outcome.time_us
+
+    def add(self, candidate: Candidate, outcome: Outcome) -> None:
+        """Take in a measurement. A noisy one goes to the end of the pool once, and is dropped the second time."""
+        self.pool = [c for c in self.pool if c != candidate]
+        if outcome.status is not Status.NOISY:
+            self.results[candidate.digest] = (candidate, outcome)
+            return
+        attempts = self._noisy[candidate.digest] = self._noisy.get(candidate.digest, 0) + 1
+        if attempts < _ATTEMPTS:
+            self.pool.append(candidate)
+
+    def is_retry(self, candidate: Candidate) -> bool:
+        return candidate.digest in self._noisy
+
+    def add_rematch(self, candidate: Candidate, rematch: Rematch) -> None:
+        self.rematches[candidate.digest] = (candidate, rematch)
+        if rematch.status is Status.NOISY:
+            self._noisy_rematches[candidate.digest] = self._noisy_rematches.get(candidate.digest, 0) + 1
+
+    def won(self, candidate: Candidate) -> bool:
+        """Whether the candidate's rematch beat the default by the margin."""
+        known = self.rematches.get(candidate.digest)
+        return known is not None and won(known[1], self._margin)
+
+    def measured(self, dialect: str) -> list[Outcome]:
+        """Final outcomes of one dialect, oldest first."""
+        return [outcome for candidate, outcome in self.results.values() if candidate.dialect == dialect]
+
+    def best_ratio(self) -> float:
+        """The time over the default's that a further candidate must beat to be of use: at most ``1 - margin``."""
+        default_us = self.default_us
+        bar = 1 - self._margin
+        for candidate, outcome in self._challengers():
+            if default_us and outcome.time_us is not None and not self._is_out(candidate):
+                known = self.rematches.get(candidate.digest)
+                ratio = known[1].ratio if known is not None and known[1].ratio is not None else outcome.time_us / default_us
+                bar = min(bar, ratio)
+        return bar
+
+    def saving_us(self) -> float:
+        """Weighted time that the fastest candidates not yet out of the race would save in one step."""
+        return self.weight * (self.default_us or 0.0) * (1 - self.best_ratio())
+
+    def to_rematch(self) -> list[Candidate]:
+        """The fastest few that may beat the default and were not compared with it yet, fastest first."""
+        default = self.default_outcome
+        if default is None or default.status is not Status.OK or default.time_us is None:
+            return []
+        reach = (1 - self._margin) * (default.high_us or default.time_us)
+        near = [
+            (outcome.time_us, candidate)
+            for candidate, outcome in self._challengers()
+            if outcome.time_us is not None and (outcome.low_us or outcome.time_us) <= reach and not self._is_out(candidate)
+        ]
+        if not near:
+            return []
+        near.sort(key=lambda pair: (pair[0], pair[1].digest))
+        group = [c for time_us, c in near[:_REMATCH_GROUP] if time_us <= _REMATCH_REACH * near[0][0]]
+        room = _REMATCH_LIMIT - len(self.rematches)
+        return [c for c in group if not self.won(c)][: max(room, 0)]
+
+    def _challengers(self) -> list[tuple[Candidate, Outcome]]:
+        return [(c, o) for c, o in self.results.values() if o.status is Status.OK and c != self.default]
+
+    def _is_out(self, candidate: Candidate) -> bool:
+        """Whether the candidate lost its rematch, failed in it, or could not be compared for noise."""
+        known = self.rematches.get(candidate.digest)
+        if known is None:
+            return False
+        if known[1].status is Status.NOISY:
+            return self._noisy_rematches[candidate.digest] >= _ATTEMPTS
+        return not won(known[1], self._margin)
+
+
+def won(rematch: Rematch, margin: float) -> bool:
+    return rematch.status is Status.OK and rematch.ratio_high is not None and rematch.ratio_high <= 1 - margin

@@ -1,0 +1,164 @@
+"""How much a candidate is expected to gain: exhaustive, random, and guided by the cost model.
+
+A strategy only rates candidates; which task gets the next trial is the scheduler's decision, from these ratings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from raftune.measurement import Outcome, Status
+from raftune.search.state import TaskState
+from raftune.workload import Candidate, digest_text
+
+
+class Strategy(Protocol):
+    """Rates untried candidates, and is told of each result."""
+
+    def learn(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
+        """Take in a final outcome (already part of ``task``)."""
+
+    def gains(self, task: TaskState, pool: Sequence[Candidate]) -> list[float]:
+        """Expected share of the default's time that each candidate saves beyond the best so far, 0 to 1."""
+
+
+class Exhaustive:
+    """Tries everything, in the order in which the dialects list their candidates."""
+
+    def learn(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
+        del task, candidate, outcome
+
+    def gains(self, task: TaskState, pool: Sequence[Candidate]) -> list[float]:
+        del task
+        return [0.5 / (1 + 0.01 * position) for position in range(len(pool))]
+
+
+class Random:
+    """Tries everything in an order drawn from ``seed``."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def learn(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
+        del task, candidate, outcome
+
+    def gains(self, task: TaskState, pool: Sequence[Candidate]) -> list[float]:
+        drawn = (digest_text(f"{self._seed} {task.workload.digest} {candidate.digest}") for candidate in pool)
+        return [int(digest[:8], 16) / 2**32 for digest in drawn]
+
+
+class Belief(NamedTuple):
+    """Normal distribution of the logarithm of a candidate's time over the default's."""
+
+    mean: float
+    std: float
+
+
+class CostModel(Protocol):
+    """The part of :class:`raftune.cost_model.CostModel` that a search uses; predictions have ``log_ratio`` and ``std``."""
+
+    def fit(self, rows: Iterable[Any]) -> Any: ...
+    def predict(self, workload: Any, candidates: Sequence[Candidate]) -> Sequence[Any]: ...
+
+
+# What is believed of a dialect before any of its results, and how many results weigh as much as that belief.
+_PRIOR = Belief(0.1, 0.4)
+_PRIOR_WEIGHT = 2.0
+# The first candidate of a dialect in a task is tried with at least this much hope; no prediction is surer than the floor.
+_FIRST_STD = 0.3
+_FLOOR_STD = 0.05
+# Results that the cost model needs before it is asked, and the share of new ones that makes it worth training again.
+_MODEL_ROWS = 32
+_REFIT_ROWS = 16
+_REFIT_SHARE = 0.1
+
+
+class ModelGuided:
+    """Expected improvement from the cost model's predictions; while there are few results, from each dialect's record.
+
+    ``rows`` gives the training rows of the log. The model is trained again when enough rows were added.
+    """
+
+    def __init__(self, model: CostModel | None, rows: Callable[[], Iterable[Any]]) -> None:
+        self._model = model
+        self._rows = rows
+        self._trained = 0
+        self._new = 0
+        self._ready = False
+        self._predicted: dict[tuple[str, str], Belief] = {}
+        self._record: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        self._tried: dict[str, list[bool]] = defaultdict(list)
+
+    def learn(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
+        self._new += 1
+        self._tried[candidate.dialect].append(outcome.status is Status.OK)
+        if outcome.time_us and task.default_us and candidate != task.default:
+            ratio = math.log(outcome.time_us / task.default_us)
+            self._record[candidate.dialect,].append(ratio)
+            self._record[candidate.dialect, task.workload.op].append(ratio)
+
+    def gains(self, task: TaskState, pool: Sequence[Candidate]) -> list[float]:
+        self._refit()
+        bar = task.best_ratio()
+        tried = {candidate.dialect for candidate, _ in task.results.values()}
+        gains = []
+        for candidate, (mean, std) in zip(pool, self._beliefs(task, pool), strict=True):
+            hope = std if candidate.dialect in tried else max(std, _FIRST_STD)
+            gains.append(self._success(candidate.dialect) * expected_gain(Belief(mean, hope), bar))
+        return gains
+
+    def _refit(self) -> None:
+        if self._model is None or self._new < max(_REFIT_ROWS, _REFIT_SHARE * self._trained):
+            return
+        rows = list(self._rows())
+        self._new, self._trained = 0, len(rows)
+        if len(rows) >= _MODEL_ROWS:
+            self._model.fit(rows)
+            self._predicted.clear()
+            self._ready = True
+
+    def _beliefs(self, task: TaskState, pool: Sequence[Candidate]) -> list[Belief]:
+        if self._model is None or not self._ready:
+            return [self._prior(candidate.dialect, task.workload.op) for candidate in pool]
+        workload = task.workload.digest
+        unknown = [c for c in pool if (workload, c.digest) not in self._predicted]
+        if unknown:
+            for candidate, prediction in zip(unknown, self._model.predict(task.workload, unknown), strict=True):
+                belief = Belief(prediction.log_ratio, max(prediction.std, _FLOOR_STD))
+                self._predicted[workload, candidate.digest] = belief
+        return [self._predicted[workload, c.digest] for c in pool]
+
+    def _prior(self, dialect: str, op: str) -> Belief:
+        """The dialect's record with this operator, drawn towards its record with all, and that towards the prior."""
+        return _update(_update(_PRIOR, self._record.get((dialect,), ())), self._record.get((dialect, op), ()))
+
+    def _success(self, dialect: str) -> float:
+        tried = self._tried.get(dialect, ())
+        return (sum(tried) + 2) / (len(tried) + 2)
+
+
+def _update(prior: Belief, values: Sequence[float]) -> Belief:
+    """Mean and deviation of ``values`` together with ``_PRIOR_WEIGHT`` values spread like ``prior``."""
+    weight = _PRIOR_WEIGHT + len(values)
+    mean = (_PRIOR_WEIGHT * prior.mean + math.fsum(values)) / weight
+    spread = _PRIOR_WEIGHT * (prior.std**2 + (prior.mean - mean) ** 2) + math.fsum((v - mean) ** 2 for v in values)
+    return Belief(mean, math.sqrt(spread / weight))
+
+
+def expected_gain(belief: Belief, bar: float) -> float:
+    """Expected improvement of a log-normal ratio below ``bar``: E[max(bar - ratio, 0)] (Black and Scholes' put at expiry)."""
+    mean, std = belief
+    if std <= 0:
+        return max(bar - math.exp(mean), 0.0)
+    depth = (math.log(bar) - mean) / std
+    # Beyond this the expectation is that the candidate loses, whatever floating point makes of exp(mean).
+    if depth < -30:
+        return 0.0
+    return max(bar * _phi(depth) - math.exp(mean + std * std / 2) * _phi(depth - std), 0.0)
+
+
+def _phi(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
