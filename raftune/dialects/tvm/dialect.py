@@ -1,0 +1,119 @@
+"""The ``tvm`` dialect: operators lowered to TVM and compiled with LLVM for this processor."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as distribution_version
+from typing import ClassVar
+
+from raftune.dialects.base import BuildError, Dialect, Kernel, Unsupported
+from raftune.dialects.tvm.layout import fits, is_permuted_dense
+from raftune.dialects.tvm.lowering import registry
+from raftune.dialects.tvm.schedule.config import MatmulTiling, default_tiling, tilings
+from raftune.workload import Config, In, Operator, Workload
+
+_DTYPES = frozenset({"float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"})
+_ITEMSIZE = {"float32": 4, "float64": 8}
+# A register as wide as the host's is only known with TVM at hand; sizes are listed for this one, and any is valid.
+_PRODUCTS = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1}
+
+
+class TvmDialect(Dialect):
+    """Candidates: ``default`` (hand schedule), ``tiled`` (its parameters given), ``trace`` (a MetaSchedule trace)."""
+
+    name: ClassVar[str] = "tvm"
+    priority: ClassVar[int] = 20
+
+    def version(self) -> str:
+        return _version()
+
+    def unavailable(self) -> str | None:
+        return _unavailable()
+
+    def supports(self, workload: Workload) -> bool:
+        specs = (*workload.inputs, *workload.results)
+        if workload.mutates or not workload.outputs:
+            return False
+        if not all(spec.dtype in _DTYPES and fits(spec) for spec in specs):
+            return False
+        if not all(is_permuted_dense(spec) for spec in workload.results):
+            return False
+        for operator in workload.operators:
+            lowering = registry.find(operator.op)
+            if lowering is None or not lowering.check(workload, operator):
+                return False
+        return True
+
+    def candidates(self, workload: Workload) -> Sequence[Config]:
+        configs: list[Config] = [{"schedule": "default"}]
+        if (size := _product_size(workload)) is not None:
+            m, n, itemsize = size
+            from raftune.dialects.tvm.target import vector_bytes
+
+            configs += [t.to_config() for t in tilings(m, n, vector_bytes() // itemsize, itemsize)]
+        return configs
+
+    def build(self, workload: Workload, config: Config) -> Kernel:
+        if not self.supports(workload):
+            raise Unsupported(f"no lowering to TVM for {workload.op} with these specs")
+        kind = config.get("schedule")
+        from raftune.dialects.tvm import build, target
+        from raftune.dialects.tvm.lowering.builder import Builder
+        from raftune.dialects.tvm.lowering.lower import lower
+        from raftune.dialects.tvm.schedule.hand import hand_schedule
+
+        host = target.host_target()
+        size = _product_size(workload)
+        tiling: MatmulTiling | None = None
+        match kind:
+            case "default":
+                if set(config) != {"schedule"}:
+                    raise BuildError(f"the default schedule takes no parameters, not {sorted(map(str, config))}")
+                if size is not None:
+                    tiling = default_tiling(size[0], size[1], host.lanes(size[2]), size[2])
+            case "tiled":
+                if size is None:
+                    raise BuildError(f"a tiled schedule is for products, not {workload.op}")
+                tiling = MatmulTiling.from_config(config, size[2])
+            case _:
+                raise BuildError(f"unknown schedule {kind!r}")
+        lanes = host.lanes(max((_ITEMSIZE.get(spec.dtype, 4) for spec in workload.inputs), default=4))
+        lowered = lower(workload, Builder(lanes=lanes, tiling=tiling))
+        schedule = hand_schedule(lowered, lanes=lanes, threads=host.threads)
+        return build.make_kernel(workload, lowered, build.compile_module(schedule.mod, host))
+
+    def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
+        del workload
+        return {k: float(v) for k, v in config.items() if isinstance(v, bool | int | float)}
+
+
+def _product_size(workload: Workload) -> tuple[int, int, int] | None:
+    """Rows, columns and element size of the region's product, if it is one product of floats."""
+    if len(workload.operators) != 1 or (first := _PRODUCTS.get(workload.op)) is None:
+        return None
+    operator: Operator = workload.operators[0]
+    left, right = operator.args[first], operator.args[first + 1]
+    if not (isinstance(left, In) and isinstance(right, In)):
+        return None
+    spec = workload.inputs[left.index]
+    if spec.dtype not in _ITEMSIZE:
+        return None
+    return spec.shape[-2], workload.inputs[right.index].shape[-1], _ITEMSIZE[spec.dtype]
+
+
+@cache
+def _version() -> str:
+    try:
+        return f"{distribution_version('apache-tvm')}+ffi{distribution_version('apache-tvm-ffi')}"
+    except PackageNotFoundError:
+        return "absent"
+
+
+@cache
+def _unavailable() -> str | None:
+    if importlib.util.find_spec("tvm") is None or importlib.util.find_spec("tvm_ffi") is None:
+        return "apache-tvm is not installed (pip install apache-tvm)"
+    return None

@@ -1,0 +1,329 @@
+"""Tensor expressions with PyTorch's rules (broadcasting, type promotion): what lowering rules are written in.
+
+A builder has a *style*. The plain one says only what is computed and leaves every decision to a schedule search. The vector
+one lays reductions and products out for vector units, and labels its stages so that the hand schedule can find them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tvm import te, tirx
+
+from raftune.dialects.base import BuildError
+from raftune.dialects.torch_ops import dtype_of
+from raftune.dialects.tvm.lowering import vector_math
+from raftune.dialects.tvm.schedule.config import MatmulTiling
+
+Tensor = Any  # te.Tensor
+Expr = Any  # tirx.PrimExpr
+Scalar = bool | int | float
+Operand = Any  # a tensor or a Python number
+
+_TERM_LIMIT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One block of the function: its name, what it does, and how many of its leading loops run over rows.
+
+    ``kind`` is ``map`` (element-wise or indexing), ``keep`` (element-wise, too dear to compute twice), ``lanes`` (reduction
+    whose last spatial loop is one vector), ``fold`` (sum of those lanes), ``reduce`` (any other reduction), or the three parts
+    of a tiled product: ``pack``, ``tile``, ``untile``.
+    """
+
+    name: str
+    kind: str
+    tensor: Tensor
+
+
+@dataclass
+class Builder:
+    """Builds TE stages. ``lanes``: vector width in float32 elements, 0 for the plain style; ``tiling``: for products."""
+
+    lanes: int = 0
+    tiling: MatmulTiling | None = None
+    stages: list[Stage] = field(default_factory=list)
+
+    def compute(self, shape: Sequence[int], fcompute: Callable[..., Expr], kind: str = "map") -> Tensor:
+        """A stage of ``shape`` whose element at the given indices is ``fcompute(*indices)``."""
+        name = f"{kind}_{len(self.stages)}"
+        tensor = te.compute(tuple(shape), fcompute, name=name)
+        self.stages.append(Stage(name, kind, tensor))
+        return tensor
+
+    def pointwise(
+        self,
+        function: Callable[..., Expr],
+        *operands: Operand,
+        floating: bool = False,
+        dtype: str | None = None,
+        kind: str = "map",
+    ) -> Tensor:
+        """``function`` over broadcast operands, which it gets converted to their common type.
+
+        ``floating`` computes integers as float32 (as ``exp`` does); ``dtype`` converts the result.
+        """
+        common = self.result_type(*operands)
+        if floating and not is_float(common):
+            common = "float32"
+        shape = self.broadcast(*operands)
+
+        def element(*indices: Expr) -> Expr:
+            value = function(*(self.at(operand, indices, common) for operand in operands))
+            return self.cast(value, dtype) if dtype else value
+
+        return self.compute(shape, element, kind)
+
+    def at(self, operand: Operand, indices: Sequence[Expr], dtype: str | None = None) -> Expr:
+        """The element of an operand that meets ``indices`` under broadcasting, converted to ``dtype``."""
+        if not isinstance(operand, te.Tensor):
+            return constant(operand, dtype or scalar_type(operand))
+        shape = shape_of(operand)
+        own = indices[len(indices) - len(shape) :]
+        value = operand(*(0 if n == 1 else i for n, i in zip(shape, own, strict=True)))
+        return self.cast(value, dtype) if dtype else value
+
+    def cast(self, value: Expr, dtype: str) -> Expr:
+        if dtype_name(value) == dtype:
+            return value
+        if dtype == "bool":
+            return value != constant(0, dtype_name(value))
+        return value.astype(dtype)
+
+    def result_type(self, *operands: Operand) -> str:
+        """PyTorch's common type of tensors and Python numbers."""
+        stand_ins: list[Any] = [
+            torch.empty((1,) * len(o.shape), dtype=dtype_of(dtype_name(o))) if isinstance(o, te.Tensor) else o for o in operands
+        ]
+        common = stand_ins[0].dtype if len(stand_ins) == 1 else None
+        if common is None:
+            common = torch.result_type(stand_ins[0], stand_ins[1])
+            for i, other in enumerate(stand_ins[2:], 2):
+                # Numbers never widen what tensors of their kind agreed on, so folding over the tensors' kinds is enough.
+                common = torch.result_type(
+                    torch.empty((1,) * max(len(getattr(s, "shape", ())) for s in stand_ins[:i]), dtype=common), other
+                )
+        return str(common).removeprefix("torch.")
+
+    def broadcast(self, *operands: Operand) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(*(shape_of(o) for o in operands if isinstance(o, te.Tensor))))
+
+    # Reductions.
+
+    def reduce(
+        self,
+        source: Tensor,
+        axes: Sequence[int],
+        element: Callable[..., Expr] | None = None,
+        *,
+        op: str = "sum",
+        dtype: str | None = None,
+    ) -> Tensor:
+        """Sum (or ``op="max"``/``"min"``) over ``axes`` of ``element(*indices)``, which defaults to the source's own elements.
+
+        The reduced axes are dropped from the shape. ``indices`` run over the source's shape.
+        """
+        shape = shape_of(source)
+        reduced = sorted(a % len(shape) for a in axes)
+        kept = [a for a in range(len(shape)) if a not in reduced]
+        body = element or (lambda *indices: source(*indices))
+        if dtype is not None:
+            inner = body
+            body = lambda *indices: self.cast(inner(*indices), dtype)  # noqa: E731
+        reducer, combine = _REDUCERS[op]
+
+        def full(spatial: Sequence[Expr], other: Sequence[Expr]) -> list[Expr]:
+            indices: list[Expr] = [0] * len(shape)
+            for axis, index in zip(kept, spatial, strict=True):
+                indices[axis] = index
+            for axis, index in zip(reduced, other, strict=True):
+                indices[axis] = index
+            return indices
+
+        last = len(shape) - 1
+        lanes = self._reduction_lanes(shape[last]) if reduced and reduced[-1] == last else 0
+        if not lanes:
+            if math.prod(shape[a] for a in reduced) == 1:
+                return self.compute([shape[a] for a in kept], lambda *s: body(*full(s, [0] * len(reduced))))
+            axes_vars = [te.reduce_axis((0, shape[a]), name=f"k{a}") for a in reduced]
+            return self.compute(
+                [shape[a] for a in kept],
+                lambda *s: reducer(body(*full(s, axes_vars)), axis=axes_vars),
+                "reduce",
+            )
+        return self._lane_reduce(shape, reduced, kept, lanes, body, full, reducer, combine)
+
+    def _reduction_lanes(self, extent: int) -> int:
+        """Elements of the last axis that are accumulated side by side; 0 to reduce one after another."""
+        if not self.lanes or extent < self.lanes:
+            return 0
+        return next((n for n in (self.lanes * 4, self.lanes * 2) if extent % n == 0 and extent > n), self.lanes)
+
+    def _lane_reduce(
+        self,
+        shape: tuple[int, ...],
+        reduced: Sequence[int],
+        kept: Sequence[int],
+        lanes: int,
+        body: Callable[..., Expr],
+        full: Callable[[Sequence[Expr], Sequence[Expr]], list[Expr]],
+        reducer: Callable[..., Expr],
+        combine: Callable[[Expr, Expr], Expr],
+    ) -> Tensor:
+        """Accumulate whole vectors, then combine their lanes as a tree; the rest of the last axis is a second reduction."""
+        extent = shape[-1]
+        outer = [te.reduce_axis((0, shape[a]), name=f"k{a}") for a in reduced[:-1]]
+        blocks = te.reduce_axis((0, extent // lanes), name="ko")
+        kept_shape = [shape[a] for a in kept]
+        partial = self.compute(
+            [*kept_shape, lanes],
+            lambda *s: reducer(body(*full(s[:-1], [*outer, blocks * lanes + s[-1]])), axis=[*outer, blocks]),
+            "lanes",
+        )
+        rest = None
+        if extent % lanes:
+            outer_rest = [te.reduce_axis((0, shape[a]), name=f"k{a}") for a in reduced[:-1]]
+            tail = te.reduce_axis((0, extent % lanes), name="kt")
+            start = extent // lanes * lanes
+            rest = self.compute(
+                kept_shape, lambda *s: reducer(body(*full(s, [*outer_rest, start + tail])), axis=[*outer_rest, tail]), "reduce"
+            )
+        # Halve while a half is still a vector, so that the last tree of scalar terms stays small.
+        width = lanes
+        while width > max(_TERM_LIMIT, 1):
+            width //= 2
+            wide, half = partial, width
+            partial = self.compute(
+                [*kept_shape, half], lambda *s, w=wide, h=half: combine(w(*s), w(*s[:-1], s[-1] + h)), "fold"
+            )
+
+        def total(*s: Expr) -> Expr:
+            terms = [partial(*s, lane) for lane in range(width)]
+            if rest is not None:
+                terms.append(rest(*s))
+            return tree(combine, terms)
+
+        return self.compute(kept_shape, total, "fold")
+
+    # Products.
+
+    def matmul(self, left: Tensor, right: Tensor) -> Tensor:
+        """``left[..., m, k] @ right[..., k, n]`` with equal leading dimensions."""
+        *batch, m, k = shape_of(left)
+        n = shape_of(right)[-1]
+        if self.tiling is None:
+            axis = te.reduce_axis((0, k), name="k")
+            return self.compute(
+                (*batch, m, n), lambda *s: te.sum(left(*s[:-1], axis) * right(*s[:-2], axis, s[-1]), axis=axis), "reduce"
+            )
+        tile_m, tile_n = self.tiling.tile_m, self.tiling.tile_n
+        nb = len(batch)
+        packed = None
+        if self.tiling.pack or n % tile_n:
+
+            def pack(*s: Expr) -> Expr:
+                column = s[nb] * tile_n + s[nb + 2]
+                value = right(*s[:nb], s[nb + 1], column)
+                return value if n % tile_n == 0 else tirx.if_then_else(column < n, value, constant(0, dtype_name(right)))
+
+            packed = self.compute((*batch, ceil_div(n, tile_n), k, tile_n), pack, "pack")
+        axis = te.reduce_axis((0, k), name="k")
+
+        def tile(*s: Expr) -> Expr:
+            bat, (mo, no, mi, ni) = s[:nb], s[nb:]
+            row = mo * tile_m + mi
+            # Rows beyond the end repeat the last one and are not stored.
+            x = left(*bat, row if m % tile_m == 0 else tirx.min(row, m - 1), axis)
+            y = packed(*bat, no, axis, ni) if packed is not None else right(*bat, axis, no * tile_n + ni)
+            return te.sum(x * y, axis=axis)
+
+        tiles = self.compute((*batch, ceil_div(m, tile_m), ceil_div(n, tile_n), tile_m, tile_n), tile, "tile")
+        return self.compute(
+            (*batch, m, n),
+            lambda *s: tiles(*s[:-2], s[-2] // tile_m, s[-1] // tile_n, s[-2] % tile_m, s[-1] % tile_n),
+            "untile",
+        )
+
+    # Scalar functions on expressions; float32 ones are polynomials that vectorize, others are the library's.
+
+    def exp(self, x: Expr) -> Expr:
+        return vector_math.exp(x)
+
+    def log(self, x: Expr) -> Expr:
+        return vector_math.log(x)
+
+    def tanh(self, x: Expr) -> Expr:
+        return vector_math.tanh(x)
+
+    def erf(self, x: Expr) -> Expr:
+        return vector_math.erf(x)
+
+    def sigmoid(self, x: Expr) -> Expr:
+        one = constant(1, dtype_name(x))
+        return one / (one + vector_math.exp(-x))
+
+    def sqrt(self, x: Expr) -> Expr:
+        return tirx.sqrt(x)
+
+    def select(self, condition: Expr, yes: Expr, no: Expr) -> Expr:
+        return tirx.Select(condition, yes, no)
+
+    def maximum(self, a: Expr, b: Expr) -> Expr:
+        """The larger; NaN if either is."""
+        value = tirx.Select(a > b, a, b)
+        return value if not is_float(dtype_name(a)) else tirx.Select(a != a, a, value)  # noqa: PLR0124 (NaN test)
+
+    def minimum(self, a: Expr, b: Expr) -> Expr:
+        """The smaller; NaN if either is."""
+        value = tirx.Select(a < b, a, b)
+        return value if not is_float(dtype_name(a)) else tirx.Select(a != a, a, value)  # noqa: PLR0124 (NaN test)
+
+
+def constant(value: Scalar, dtype: str) -> Expr:
+    if dtype == "bool":
+        return tirx.const(bool(value), "bool")
+    return tirx.const(float(value) if is_float(dtype) else int(value), dtype)
+
+
+def scalar_type(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    return "int64" if isinstance(value, int) else "float32"
+
+
+def is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def dtype_name(value: Any) -> str:
+    return str(value.dtype) if hasattr(value, "dtype") else str(value.ty.dtype)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(int(n) for n in tensor.shape)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def tree(combine: Callable[[Expr, Expr], Expr], terms: Sequence[Expr]) -> Expr:
+    """Combine pairwise, so that the additions do not wait for each other."""
+    while len(terms) > 1:
+        pairs = [combine(a, b) for a, b in zip(terms[::2], terms[1::2], strict=False)]
+        terms = pairs if len(terms) % 2 == 0 else [*pairs, terms[-1]]
+    if not terms:
+        raise BuildError("nothing to combine")
+    return terms[0]
+
+
+_REDUCERS: dict[str, tuple[Callable[..., Expr], Callable[[Expr, Expr], Expr]]] = {
+    "sum": (te.sum, lambda a, b: a + b),
+    "max": (te.max, tirx.max),
+    "min": (te.min, tirx.min),
+}

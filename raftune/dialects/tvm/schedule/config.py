@@ -1,0 +1,95 @@
+"""The hand schedules' parameters, as they stand in a candidate's config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raftune.dialects.base import BuildError
+
+# The accumulators of one tile must stay in registers; TVM keeps a buffer on the stack, where LLVM can promote it to
+# registers, up to this size only.
+MAX_TILE_BYTES = 1024
+_MAX_TILE_M = 64
+_MAX_TILE_N = 256
+ORDERS = ("mn", "nm")
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTiling:
+    """Register tile of ``tile_m`` rows by ``tile_n`` columns; ``pack`` copies the right operand into panels of ``tile_n``.
+
+    ``order``: ``nm`` keeps a panel of columns and runs over the rows, ``mn`` the other way round. ``unroll_k`` steps of the
+    inner product are written out.
+    """
+
+    tile_m: int
+    tile_n: int
+    pack: bool
+    order: str
+    unroll_k: int = 1
+
+    def to_config(self) -> dict[str, Any]:
+        return {
+            "schedule": "tiled",
+            "tile_m": self.tile_m,
+            "tile_n": self.tile_n,
+            "pack": self.pack,
+            "order": self.order,
+            "unroll_k": self.unroll_k,
+        }
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any], itemsize: int) -> MatmulTiling:
+        """Check a stranger's config; raises :class:`BuildError` with the value that is wrong."""
+        expected = {"schedule", "tile_m", "tile_n", "pack", "order", "unroll_k"}
+        if set(config) != expected:
+            raise BuildError(f"a tiled schedule has the keys {sorted(expected)}, not {sorted(map(str, config))}")
+        tile_m = _integer(config, "tile_m", _MAX_TILE_M)
+        tile_n = _integer(config, "tile_n", _MAX_TILE_N)
+        if tile_m * tile_n * itemsize > MAX_TILE_BYTES:
+            raise BuildError(f"tile {tile_m} x {tile_n} of {itemsize} bytes is beyond {MAX_TILE_BYTES} bytes of registers")
+        if not isinstance(config["pack"], bool):
+            raise BuildError(f"pack must be true or false, not {config['pack']!r}")
+        if config["order"] not in ORDERS:
+            raise BuildError(f"order must be one of {ORDERS}, not {config['order']!r}")
+        return MatmulTiling(tile_m, tile_n, config["pack"], config["order"], _integer(config, "unroll_k", 16))
+
+
+def default_tiling(m: int, n: int, vector: int, itemsize: int) -> MatmulTiling:
+    """The tile to start from, for ``vector`` elements a register: two registers wide, or one where the product is narrow."""
+    tile_n = vector if n <= vector else 2 * vector
+    return MatmulTiling(best_rows(m, tile_n, vector, itemsize), tile_n, True, "nm", 1)
+
+
+def best_rows(m: int, tile_n: int, vector: int, itemsize: int) -> int:
+    """Rows of a tile ``tile_n`` wide: as many as there are registers for, with little waste in the last tile."""
+    registers = 32 if vector * itemsize == 64 else 16
+    columns = -(-tile_n // vector)
+    most = max(1, min((registers - columns - 2) // columns, MAX_TILE_BYTES // (tile_n * itemsize), m))
+    return min(range(max(1, most // 2), most + 1), key=lambda rows: (-(-m // rows) * rows * (1 + 1 / rows), -rows))
+
+
+def tilings(m: int, n: int, vector: int, itemsize: int) -> list[MatmulTiling]:
+    """A short list around the default, which is not repeated in it."""
+    default = default_tiling(m, n, vector, itemsize)
+    found: list[MatmulTiling] = []
+    for width in (1, 2, 3, 4):
+        tile_n = width * vector
+        if width > 1 and tile_n >= n + vector:
+            continue
+        rows = best_rows(m, tile_n, vector, itemsize)
+        for order in ORDERS:
+            for pack in (True, False):
+                if not pack and n % tile_n:
+                    continue
+                found += [MatmulTiling(rows, tile_n, pack, order, unroll) for unroll in (1, 4)]
+    return [tiling for tiling in dict.fromkeys(found) if tiling != default]
+
+
+def _integer(config: Mapping[str, Any], key: str, most: int) -> int:
+    value = config[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise BuildError(f"{key} must be an integer from 1 to {most}, not {value!r}")
+    return value

@@ -1,0 +1,188 @@
+"""The hand schedule: register-tiled products, row-wise reductions in vectors, fused and vectorized element-wise loops.
+
+Every step that TVM refuses for a shape (``ScheduleError``) is left out: the function stays right, that part is only slower.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import Any
+
+from tvm import s_tir
+from tvm.s_tir import ScheduleError
+
+from raftune.dialects.tvm.lowering.builder import Stage
+from raftune.dialects.tvm.lowering.lower import Lowered
+from raftune.dialects.tvm.schedule.config import MatmulTiling
+
+Schedule = Any
+Loop = Any
+
+_VECTORS_PER_STEP = 4
+
+
+def hand_schedule(lowered: Lowered, *, lanes: int, threads: int) -> Schedule:
+    """Schedule a function that was lowered in the vector style for vectors of ``lanes`` elements."""
+    sch = s_tir.Schedule(lowered.function)
+    stages = _inline(sch, lowered)
+    tiling = lowered.builder.tiling
+    names = {stage.kind: stage.name for stage in stages}
+    if tiling is not None and "tile" in names:
+        _tile(sch, stages, lowered.outputs, tiling, lanes, threads)
+        return sch
+    rows = next((i for i, stage in enumerate(stages) if stage.kind in ("lanes", "reduce")), None)
+    anchored = _gather_rows(sch, stages[rows:], lanes, threads) if rows is not None else set()
+    for stage in stages:
+        if stage.name not in anchored:
+            _standalone(sch, stage, lanes, threads)
+    return sch
+
+
+def _inline(sch: Schedule, lowered: Lowered) -> list[Stage]:
+    """Inline what is computed from single elements; what remains, in order of computation."""
+    remaining = []
+    for stage in lowered.builder.stages:
+        inlined = False
+        if stage.kind in ("map", "untile") and stage.name not in lowered.outputs:
+            with suppress(ScheduleError):
+                sch.compute_inline(stage.name)
+                inlined = True
+        if not inlined:
+            remaining.append(stage)
+    return remaining
+
+
+def _standalone(sch: Schedule, stage: Stage, lanes: int, threads: int) -> None:
+    """A block with a loop nest of its own."""
+    block = sch.get_sblock(stage.name)
+    loops = sch.get_loops(block)
+    spatial = len(stage.tensor.shape)
+    if spatial == 0 or not loops:
+        return
+    spatial_loops, reduce_loops = loops[:spatial], loops[spatial:]
+    if reduce_loops:
+        inner = spatial_loops[-1]
+        extent = _extent(sch, inner)
+        width = next((lanes * n for n in (8, 4, 2, 1) if extent % (lanes * n) == 0), 0)
+        if stage.kind == "lanes":
+            sch.reorder(*spatial_loops[:-1], *reduce_loops, inner)
+            sch.vectorize(inner)
+            spatial_loops = spatial_loops[:-1]
+        elif width:
+            outer, vector = sch.split(inner, [None, width])
+            sch.reorder(*spatial_loops[:-1], outer, *reduce_loops, vector)
+            sch.vectorize(vector)
+            spatial_loops = [*spatial_loops[:-1], outer]
+        elif extent > 1:
+            sch.reorder(*spatial_loops[:-1], *reduce_loops, inner)
+            spatial_loops = spatial_loops[:-1]
+        if spatial_loops:
+            _parallel(sch, spatial_loops[0], threads)
+            sch.decompose_reduction(block, reduce_loops[0])
+        return
+    _vectorize_map(sch, spatial_loops, lanes, threads)
+
+
+def _vectorize_map(sch: Schedule, loops: list[Loop], lanes: int, threads: int) -> None:
+    extent = _extent(sch, loops[-1])
+    if extent % lanes and math.prod(_extent(sch, loop) for loop in loops) % lanes == 0:
+        loops = [sch.fuse(*loops)]
+        extent = _extent(sch, loops[-1])
+    outer = loops
+    if extent % lanes == 0:
+        main, vector = sch.split(loops[-1], [None, lanes])
+        sch.vectorize(vector)
+        outer = [*loops[:-1], main]
+        if threads == 1 and _extent(sch, main) % _VECTORS_PER_STEP == 0:
+            _, unrolled = sch.split(main, [None, _VECTORS_PER_STEP])
+            sch.unroll(unrolled)
+            return
+    elif len(loops) > 1:
+        outer = loops[:-1]  # the innermost is left to LLVM's own vectorizer
+    if threads > 1:
+        _parallel(sch, sch.fuse(*outer), threads)
+
+
+def _gather_rows(sch: Schedule, stages: list[Stage], lanes: int, threads: int) -> set[str]:
+    """Run all stages of one row before the next row, so that a row is read from memory once. Returns the stages it moved."""
+    first = stages[0]
+    rows = len(first.tensor.shape) - (1 if first.kind == "lanes" else 0)
+    if rows == 0 or len(stages) == 1:
+        return set()
+    block = sch.get_sblock(first.name)
+    loops = sch.get_loops(block)
+    anchor = loops[rows - 1]
+    moved = {first.name}
+    for stage in stages[1:]:
+        with suppress(ScheduleError):
+            sch.reverse_compute_at(stage.name, anchor, preserve_unit_loops=True)
+            moved.add(stage.name)
+    for stage in stages:
+        if stage.name in moved:
+            _inside_row(sch, stage, rows, lanes)
+    _parallel(sch, sch.get_loops(first.name)[0], threads)
+    return moved
+
+
+def _inside_row(sch: Schedule, stage: Stage, rows: int, lanes: int) -> None:
+    block = sch.get_sblock(stage.name)
+    loops = sch.get_loops(block)
+    # Only the loops of the row itself: the unit loops that moving left behind stand for the row's dimensions.
+    own = loops[rows:]
+    if stage.kind == "lanes":
+        vector = own[0]
+        sch.reorder(*own[1:], vector)
+        sch.vectorize(vector)
+        sch.decompose_reduction(block, own[1])
+        return
+    if stage.kind in ("map", "keep", "fold", "untile") and own:
+        inner = own[-1]
+        extent = _extent(sch, inner)
+        if extent > 1 and extent % lanes == 0:
+            _, vector = sch.split(inner, [None, lanes])
+            sch.vectorize(vector)
+
+
+def _tile(sch: Schedule, stages: list[Stage], outputs: tuple[str, ...], tiling: MatmulTiling, lanes: int, threads: int) -> None:
+    del lanes
+    tile = next(s for s in stages if s.kind == "tile")
+    last = stages[-1]
+    block = sch.get_sblock(last.name)
+    *batch, i, j = sch.get_loops(block)
+    exact_n = _extent(sch, j) % tiling.tile_n == 0
+    io, ii = sch.split(i, [None, tiling.tile_m])
+    jo, ji = sch.split(j, [None, tiling.tile_n])
+    outer = [io, jo] if tiling.order == "mn" else [jo, io]
+    sch.reorder(*batch, *outer, ii, ji)
+    if exact_n:
+        sch.vectorize(ji)
+    sch.compute_at(tile.name, outer[1], preserve_unit_loops=True)
+    tile_block = sch.get_sblock(tile.name)
+    *_, mi, ni, k = sch.get_loops(tile_block)
+    steps = tiling.unroll_k if _extent(sch, k) % tiling.unroll_k == 0 else 1
+    ko, ki = sch.split(k, [None, steps])
+    sch.reorder(ko, ki, mi, ni)
+    sch.vectorize(ni)
+    sch.unroll(mi)
+    sch.unroll(ki)
+    sch.decompose_reduction(tile_block, ko)
+    pack = next((s for s in stages if s.kind == "pack"), None)
+    if pack is not None:
+        if tiling.order == "nm":
+            sch.compute_at(pack.name, outer[0], preserve_unit_loops=True)
+        elif threads > 1:
+            _parallel(sch, sch.fuse(*sch.get_loops(pack.name)[:-2]), threads)
+        sch.vectorize(sch.get_loops(pack.name)[-1])
+    if threads > 1:
+        _parallel(sch, sch.fuse(*batch, outer[0]), threads)
+    del outputs
+
+
+def _parallel(sch: Schedule, loop: Loop, threads: int) -> None:
+    if threads > 1:
+        sch.parallel(loop)
+
+
+def _extent(sch: Schedule, loop: Loop) -> int:
+    return int(sch.get(loop).extent)
