@@ -1,0 +1,193 @@
+"""The command line: parse, call the library, print. Results go to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+DEFAULT_LOG = "raftune.sqlite"
+
+
+class UserError(click.ClickException):
+    """What a person did wrong, in one line; the command exits with 2."""
+
+    exit_code = 2
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """Turn the library's typed errors into one clear line."""
+    from raftune.cost_model import CostModelError
+    from raftune.dialects import UnknownDialect
+    from raftune.graph import CaptureError
+    from raftune.log import LogError
+    from raftune.measure import WorkerStartError
+    from raftune.search import InvalidBudget
+    from raftune.targets import TargetError
+
+    try:
+        yield
+    except (CaptureError, CostModelError, InvalidBudget, LogError, TargetError, UnknownDialect, WorkerStartError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="raftune")
+def main() -> None:
+    """Measure, learn and remember the fastest kernel dialect for every operator of a training graph."""
+
+
+@main.group()
+def tune() -> None:
+    """Measure candidates and record them in a tuning log."""
+
+
+def _dialect_names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+@tune.command("model")
+@click.argument("target")
+@click.option("--log", "log_path", default=DEFAULT_LOG, show_default=True, type=click.Path(dir_okay=False), help="Tuning log.")
+@click.option(
+    "--budget", default="5m", show_default=True, help="Time to spend on this model in all, over repeated runs (5m, 90s)."
+)
+@click.option("--trials", type=click.IntRange(min=0), help="Measurements to make for this model in all, over repeated runs.")
+@click.option("--dialects", callback=_dialect_names, help="Only these dialects, comma-separated, in order of preference.")
+@click.option("--mode", type=click.Choice(["train", "infer"]), default="train", show_default=True)
+@click.option("--optimizer", type=click.Choice(["adamw", "sgd", "none"]), help="Instead of the target's own.")
+@click.option("--threads", type=click.IntRange(min=1), help="Intra-op threads [default: PyTorch's].")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--dry-run", is_flag=True, help="List tasks and candidate counts, measure nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def tune_model_command(
+    target: str,
+    log_path: str,
+    budget: str,
+    trials: int | None,
+    dialects: tuple[str, ...] | None,
+    mode: str,
+    optimizer: str | None,
+    threads: int | None,
+    seed: int,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Tune every operator of TARGET's step and race the result against PyTorch.
+
+    TARGET is a built-in (gpt, bert, resnet, mlp), file.py:callable, or package.module:callable, where the callable returns
+    (model, inputs[, loss[, optimizer]]).
+    """
+    with _user_errors():
+        from raftune import display
+        from raftune.search import Budget
+        from raftune.tuning import ModelRequest, dry_run_counts, prepare, tune_model
+
+        limit = Budget.parse(budget, trials)
+        request = ModelRequest(target, mode=mode, optimizer=optimizer, threads=threads, dialects=dialects, seed=seed)
+        if dry_run:
+            rows = dry_run_counts(request)
+            if as_json:
+                tasks = [{"digest": w.digest, "op": w.op, "weight": n, "candidates": counts} for w, n, counts in rows]
+                click.echo(json.dumps({"tasks": tasks}))
+            else:
+                display.print_tasks(rows)
+            return
+        click.echo(f"capturing {target} ({mode}) ...", err=True)
+        prepared = prepare(request)
+        with display.live_progress(limit.seconds) as listen:
+            outcome = tune_model(prepared, Path(log_path), limit, progress=listen)
+        if as_json:
+            click.echo(json.dumps(outcome.to_json()))
+        else:
+            display.print_result(outcome.result, outcome.race)
+        if outcome.race_failure:
+            click.echo(f"warning: {outcome.race_failure}", err=True)
+        click.echo(f"log: {log_path}", err=True)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def dialects(as_json: bool) -> None:
+    """List the installed dialects, with version and availability."""
+    import dataclasses
+
+    from raftune.dialects import describe
+
+    rows = describe()
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(row) for row in rows]))
+    else:
+        from raftune import display
+
+        display.print_dialects(rows)
+
+
+@main.group("log")
+def log_group() -> None:
+    """Read a tuning log."""
+
+
+@log_group.command("show")
+@click.argument("path", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def log_show(path: str, as_json: bool) -> None:
+    """List the winners in a log, by device."""
+    with _user_errors():
+        from raftune import display
+        from raftune.log import TuningLog
+
+        with TuningLog(path, read_only=True) as log:
+            rows = list(log.winners())
+    if as_json:
+        click.echo(json.dumps([row.to_json() for row in rows]))
+    else:
+        display.print_winners(rows)
+
+
+@main.group("cost-model")
+def cost_model_group() -> None:
+    """Train and judge the cost model of a tuning log."""
+
+
+def _cost_model_command(function: Callable[..., None]) -> Callable[..., None]:
+    function = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+    return click.argument("path", type=click.Path())(function)
+
+
+@cost_model_group.command("train")
+@_cost_model_command
+def cost_model_train(path: str, as_json: bool) -> None:
+    """Train on every measurement in the log, and store the model beside it."""
+    with _user_errors():
+        from raftune.cost_model import train
+        from raftune.log import TuningLog
+
+        with TuningLog(path, read_only=True) as log:
+            model = train(log)
+            stored = model.save_beside(log.path)
+    summary: dict[str, Any] = {"rows": model.rows, "stored": str(stored)}
+    click.echo(json.dumps(summary) if as_json else f"trained on {model.rows} measurements; stored in {stored}")
+
+
+@cost_model_group.command("evaluate")
+@_cost_model_command
+def cost_model_evaluate(path: str, as_json: bool) -> None:
+    """Judge the cost model by leaving out one workload at a time."""
+    with _user_errors():
+        from raftune.cost_model import evaluate
+        from raftune.log import TuningLog
+
+        with TuningLog(path, read_only=True) as log:
+            evaluation = evaluate(log)
+    click.echo(json.dumps(evaluation.to_json()) if as_json else str(evaluation))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""What a person sees: a live line of progress on stderr, and tables on stdout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from raftune.compiler.race import RaceResult
+from raftune.dialects.registry import DialectInfo
+from raftune.measurement import Status
+from raftune.search import Event, Measured, Rematched, Sampled, SearchStarted, TaskStarted, TuneResult
+from raftune.search import Progress as Listener
+from raftune.workload import Candidate, Workload
+
+
+@contextmanager
+def live_progress(budget_seconds: float | None) -> Iterator[Listener]:
+    """A listener that draws on stderr while the block runs; plain lines where stderr is not a terminal."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("[bold]tuning"), BarColumn(24), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
+    )
+    with bar:
+        line = bar.add_task("starting workers", total=budget_seconds)
+
+        def listen(event: Event) -> None:
+            text = describe_event(event)
+            left = getattr(event, "seconds_left", math.inf)
+            done = None if budget_seconds is None or math.isinf(left) else max(0.0, budget_seconds - left)
+            bar.update(line, description=text, completed=done)
+            if isinstance(event, Rematched) and event.won:
+                bar.console.print(f"  {text}", highlight=False)
+            elif not console.is_terminal and isinstance(event, SearchStarted | TaskStarted):
+                console.print(text, highlight=False)
+
+        yield listen
+
+
+def describe_event(event: Event) -> str:
+    """One event in one line."""
+    match event:
+        case SearchStarted():
+            return f"{event.tasks} tasks, {event.candidates} candidates, {event.hits} known from the log"
+        case TaskStarted():
+            return f"default {event.index}/{event.total} {short_op(event.workload)}"
+        case Sampled():
+            return f"{event.dialect} proposes {event.count} for {short_op(event.workload)}"
+        case Rematched():
+            ratio = "" if event.rematch.ratio is None else f" at {event.rematch.ratio:.2f} of the default's time"
+            verdict = "wins" if event.won else "loses"
+            return f"{short_op(event.workload)} {short_shapes(event.workload)}: {event.candidate.dialect} {verdict}{ratio}"
+        case Measured():
+            ended = f"{event.outcome.time_us:.1f} µs" if event.outcome.status is Status.OK else event.outcome.status.value
+            return f"#{event.measured} {short_op(event.workload)} {event.candidate.dialect}: {ended}"
+
+
+def short_op(workload: Workload) -> str:
+    """``aten.addmm.default`` as ``addmm``: what a person calls it."""
+    return "+".join(operator.op.split(".")[1] for operator in workload.operators)
+
+
+def short_shapes(workload: Workload, limit: int = 3) -> str:
+    """The first inputs' shapes: ``512x256, 256x1024``."""
+    shapes = ["x".join(map(str, spec.shape)) or "()" for spec in workload.inputs]
+    return ", ".join(shapes[:limit]) + (", ..." if len(shapes) > limit else "")
+
+
+def short_config(candidate: Candidate, limit: int = 44) -> str:
+    """A config's values in one short line."""
+    text = ", ".join(f"{k}={v}" if not isinstance(v, str) else v for k, v in candidate.config.items())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def print_result(result: TuneResult, race: RaceResult | None) -> None:
+    """The table of tasks, heaviest first, and the race of the whole step."""
+    console = Console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("task", "shapes"):
+        table.add_column(heading, no_wrap=True, max_width=34)
+    table.add_column("weight", justify="right")
+    table.add_column("default µs", justify="right")
+    table.add_column("winner", no_wrap=True)
+    table.add_column("dialect", no_wrap=True)
+    table.add_column("µs", justify="right")
+    table.add_column("speed-up", justify="right")
+    for task in sorted(result.tasks, key=lambda t: -(t.weight * (t.default_us or 0.0))):
+        gain = task.default_us / task.best_us if task.default_us and task.best_us else None
+        table.add_row(
+            short_op(task.workload),
+            short_shapes(task.workload),
+            str(task.weight),
+            _number(task.default_us),
+            task.reason[:44] if task.winner is None else short_config(task.winner),
+            task.status.value if task.winner is None else task.winner.dialect,
+            _number(task.best_us),
+            "" if gain is None else f"{gain:.2f}x",
+        )
+    console.print(table, soft_wrap=True)
+    console.print(
+        f"\n{result.measured} measured, {result.rematches} rematches, {result.hits} known from the log, {result.seconds:.0f} s",
+        highlight=False,
+    )
+    if race is not None:
+        console.print(
+            f"step race: eager {race.eager_ms:.2f} ms, raftune {race.raftune_ms:.2f} ms, "
+            f"ratio {race.ratio:.3f} (95% bound {race.ratio_high:.3f}, {race.rounds} rounds): {race.winner} is used",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def print_tasks(rows: Sequence[tuple[Workload, int, dict[str, int]]]) -> None:
+    """Tasks and how many candidates each dialect enumerates for them (``--dry-run``)."""
+    dialects = list(dict.fromkeys(name for _, _, counts in rows for name in counts))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("task", no_wrap=True)
+    table.add_column("shapes", no_wrap=True, max_width=44)
+    table.add_column("weight", justify="right")
+    for name in dialects:
+        table.add_column(name, justify="right")
+    for workload, weight, counts in rows:
+        table.add_row(short_op(workload), short_shapes(workload), str(weight), *(str(counts.get(n, 0)) for n in dialects))
+    console = Console()
+    console.print(table, soft_wrap=True)
+    total = sum(sum(counts.values()) for _, _, counts in rows)
+    console.print(f"\n{len(rows)} tasks, {total} candidates, before any that a dialect samples", highlight=False)
+
+
+def print_dialects(rows: Sequence[DialectInfo]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("dialect", "version", "available", "reason"):
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(row.name, row.version, "yes" if row.available else "no", row.reason)
+    Console().print(table, soft_wrap=True)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"

@@ -1,0 +1,179 @@
+"""Tuning a whole model, as the command line does it: capture, collect tasks both ways in, search, race, remember."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raftune.compiler.backend import asked_tasks
+from raftune.compiler.eager import EagerStep
+from raftune.compiler.race import RaceResult
+from raftune.compiler.selector import Selector
+from raftune.compiler.step import race_key, stored_race
+from raftune.device import Device, current_device, thread_environment
+from raftune.dialects import registry
+from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
+from raftune.log import TuningLog
+from raftune.measure import Measurer
+from raftune.measurement import Policy
+from raftune.models import Target
+from raftune.search import Budget, Progress, TuneResult, tune
+from raftune.targets import TargetError, load_target, with_optimizer
+from raftune.workload import Workload
+
+_RACE_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """What to tune: a target by name (see :func:`raftune.targets.load_target`) and how it is trained."""
+
+    target: str
+    mode: str = "train"
+    optimizer: str | None = None
+    threads: int | None = None
+    dialects: tuple[str, ...] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A captured target: its step as one graph, and the tasks of every way to run it."""
+
+    request: ModelRequest
+    graph: TrainingGraph
+    tasks: tuple[Task, ...]
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutcome:
+    """What tuning a model gave. ``race`` is ``None`` when the step could not be raced; ``race_failure`` says why."""
+
+    result: TuneResult
+    race: RaceResult | None
+    race_failure: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        tasks = [
+            {
+                "digest": task.workload.digest,
+                "op": task.workload.op,
+                "weight": task.weight,
+                "status": task.status.value,
+                "default_us": task.default_us,
+                "winner": None if task.winner is None else dict(task.winner.config),
+                "dialect": None if task.winner is None else task.winner.dialect,
+                "best_us": task.best_us,
+            }
+            for task in self.result.tasks
+        ]
+        return {
+            "tasks": tasks,
+            "measured": self.result.measured,
+            "rematches": self.result.rematches,
+            "hits": self.result.hits,
+            "seconds": self.result.seconds,
+            "stopped": self.result.stopped.value,
+            "race": None if self.race is None else self.race.to_json(),
+        }
+
+
+def prepare(request: ModelRequest) -> Prepared:
+    """Load and capture the target. Raises :class:`TargetError` or :class:`~raftune.graph.CaptureError`."""
+    for name in request.dialects or ():
+        registry.get(name)
+    torch.manual_seed(request.seed)
+    target = with_optimizer(load_target(request.target), request.optimizer)
+    try:
+        asked = asked_tasks(lambda backend: _run_compiled(target, request.mode, backend))
+    except CaptureError:
+        raise
+    except Exception as error:  # the user's model: whatever it raises on its own inputs is reported as theirs
+        text = " ".join(str(error).split())[:300]
+        raise TargetError(f"{request.target} does not run on its example inputs: {type(error).__name__}: {text}") from error
+    graph = capture(target.model, target.inputs, target.loss, target.optimizer, mode=request.mode).reinplaced()
+    threads = request.threads or torch.get_num_threads()
+    tasks = merge_tasks(tasks_of(graph.graph_module), asked)
+    return Prepared(request, graph, tuple(tasks), current_device(threads))
+
+
+def dry_run_counts(request: ModelRequest) -> list[tuple[Workload, int, dict[str, int]]]:
+    """Every task with its weight and its number of enumerable candidates by dialect."""
+    prepared = prepare(request)
+    rows = []
+    with registry.with_dialects(request.dialects or tuple(registry.installed())):
+        for task in prepared.tasks:
+            counts: dict[str, int] = {}
+            for candidate in registry.candidates(task.workload):
+                counts[candidate.dialect] = counts.get(candidate.dialect, 0) + 1
+            rows.append((task.workload, task.weight, counts))
+    return rows
+
+
+def tune_model(
+    prepared: Prepared, log_path: Path, budget: Budget, *, policy: Policy | None = None, progress: Progress | None = None
+) -> ModelOutcome:
+    """Search within ``budget``, then race the whole step in a fresh process, and record everything in the log.
+
+    A race that the log already holds for the same plan is not run again. Raises :class:`~raftune.log.LogError`.
+    """
+    policy = policy or Policy()
+    request = prepared.request
+    with TuningLog(log_path) as log:
+        with Measurer(policy, prepared.device) as measurer:
+            result = tune(
+                prepared.tasks,
+                log,
+                device=prepared.device,
+                policy=policy,
+                budget=budget,
+                dialects=request.dialects,
+                seed=request.seed,
+                measurer=measurer,
+                progress=progress,
+            )
+        with registry.with_dialects(request.dialects or tuple(registry.installed())):
+            key = race_key(prepared.graph, Selector(log, device=prepared.device))
+        known = stored_race(key, log, prepared.device)
+    if known is not None:
+        return ModelOutcome(result, known)
+    return ModelOutcome(result, *_race_in_child(request, log_path, prepared.device.threads))
+
+
+def _run_compiled(target: Target, mode: str, backend: Callable[..., Any]) -> None:
+    """One step as a user of ``torch.compile`` writes it, on a copy of the model."""
+    compiled = torch.compile(copy.deepcopy(target.model), backend=backend)
+    with torch.random.fork_rng(devices=[]):
+        EagerStep(compiled, target.loss, None, mode)(target.inputs)
+
+
+def _race_in_child(request: ModelRequest, log_path: Path, threads: int) -> tuple[RaceResult | None, str]:
+    """Race in a process of its own: threads pinned as in measuring, and a kernel that crashes there takes nothing along."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "race.json"
+        task = {"target": request.target, "mode": request.mode, "optimizer": request.optimizer, "seed": request.seed}
+        task |= {"threads": threads, "dialects": request.dialects, "log": str(log_path), "answer": str(answer)}
+        child = subprocess.run(
+            [sys.executable, "-m", "raftune.race_child", json.dumps(task)],
+            env=os.environ | thread_environment(threads, pinned=True),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=_RACE_TIMEOUT,
+            check=False,
+        )
+        if child.returncode != 0 or not answer.exists():
+            tail = " ".join(child.stderr.split()[-40:])
+            return None, f"the step could not be raced, so the plan is not recommended (exit {child.returncode}): {tail}"
+        return RaceResult.from_json(json.loads(answer.read_text())), ""
