@@ -9,6 +9,7 @@ from raftune.measurement import Outcome, Rematch
 from raftune.search.state import TaskState
 from raftune.workload import Candidate
 
+# On top of the default, for a dialect never tried: little, so that it is tried.
 _UNKNOWN_S = 1.0
 _LEAST_S = 0.01
 # The first measurement of a run pays for starting the workers: no default is taken to be this much dearer than usual.
@@ -37,8 +38,7 @@ class Costs:
             self._rematch_factors.append(rematch.cost_s / known[1].cost_s)
 
     def trial(self, task: TaskState, dialect: str) -> float:
-        extra = self._extra.get(dialect) or [e for values in self._extra.values() for e in values] or [_UNKNOWN_S]
-        return max(_LEAST_S, self._base(task) + median(extra))
+        return max(_LEAST_S, self._base(task) + median(self._extra.get(dialect, [_UNKNOWN_S])))
 
     def rematch(self, task: TaskState, candidates: list[Candidate]) -> float:
         factor = median(self._rematch_factors) if self._rematch_factors else _REMATCH_FACTOR

@@ -26,14 +26,13 @@ class Strategy(Protocol):
 
 
 class Exhaustive:
-    """Tries everything, in the order in which the dialects list their candidates."""
+    """Tries everything, in the order in which dialects list their candidates; a task promises less with each trial."""
 
     def learn(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
         del task, candidate, outcome
 
     def gains(self, task: TaskState, pool: Sequence[Candidate]) -> list[float]:
-        del task
-        return [0.5 / (1 + 0.01 * position) for position in range(len(pool))]
+        return [1 / (1 + len(task.results) + position) for position in range(len(pool))]
 
 
 class Random:
