@@ -1,0 +1,65 @@
+"""PyTorch's own operators: the default of every workload, and the other ways in which they compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+from raftune.dialects.aten import attention, convolution, matmul, memory, optimizer, reduction
+from raftune.dialects.base import BuildError, Dialect, Kernel
+from raftune.dialects.calls import check_keys, direct
+from raftune.dialects.convolutions import Convolution
+from raftune.dialects.products import Product
+from raftune.workload import Config, Workload
+
+_DEFAULT: Config = {"formulation": "default"}
+
+
+class AtenDialect(Dialect):
+    """What eager PyTorch runs (``{"formulation": "default"}``) and its alternatives."""
+
+    name: ClassVar[str] = "aten"
+    priority: ClassVar[int] = 100
+
+    def version(self) -> str:
+        return version("torch")
+
+    def supports(self, workload: Workload) -> bool:
+        """Everything: the default is what PyTorch runs."""
+        del workload
+        return True
+
+    def candidates(self, workload: Workload) -> Sequence[Config]:
+        found = [_DEFAULT]
+        if optimizer.is_update(workload):
+            return [*found, *optimizer.configs(workload)]
+        for family in (matmul, convolution, attention, reduction, memory):
+            found.extend(family.configs(workload))
+        return found
+
+    def build(self, workload: Workload, config: Config) -> Kernel:
+        formulation: Any = config.get("formulation")
+        if optimizer.is_update(workload):
+            return optimizer.build(workload, config)
+        if formulation == "default":
+            check_keys(config, ("formulation",))
+            return direct(workload)
+        if formulation == "contiguous":
+            return memory.build_contiguous(workload, config)
+        if formulation == "memory":
+            return memory.build_memory(workload, config)
+        if Product.of(workload):
+            return matmul.build(workload, config)
+        if Convolution.of(workload):
+            return convolution.build(workload, config)
+        if attention.applies(workload):
+            return attention.build(workload, config)
+        if not reduction.configs(workload):
+            raise BuildError(f"config formulation={formulation!r}: {workload.op} with these specs has only 'default'")
+        return reduction.build(workload, config)
+
+    def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
+        """Copies that a product's formulation makes, and whether memory formats are changed."""
+        found = {"default": float(config.get("formulation") == "default"), "changes_layout": float("layout" in config)}
+        return {**found, **matmul.features(workload, config)} if Product.of(workload) else found
