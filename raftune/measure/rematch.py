@@ -1,0 +1,84 @@
+"""Interleaved rematch: candidates and default take turns in one process, so that what drifts, drifts for all of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from raftune.measure.stats import median_upper_bound
+from raftune.measure.timer import SYSTEM_CLOCK, Clock, calls_per_batch, run_batch
+from raftune.measurement import Policy, Rematch, Status
+
+# A turn is the best of some batches of half a millisecond, or one call of a slow kernel.
+_BATCH_NS = 500_000
+_BATCHES = 4
+# Fewer rounds than this do not bound a median usefully.
+MIN_ROUNDS = 7
+# A rematch takes at most this many times ``max_seconds``, unless the fewest rounds take longer.
+_MAX_SHARE = 20.0
+
+
+def interleave(
+    default: Callable[[], Any],
+    contenders: Sequence[Callable[[], Any]],
+    policy: Policy,
+    announce: Callable[[int], None],
+    clock: Clock = SYSTEM_CLOCK,
+) -> list[Rematch]:
+    """Race every contender against ``default`` over ``policy.rematch_rounds`` rounds; one result per contender, cost not set.
+
+    The order rotates and turns round from round to round. A turn during which the cores were taken away does not count; rounds
+    are added for it, at most as many again. ``announce`` is told who runs next: a contender's position, or -1 for the default.
+    What a kernel raises is passed on.
+    """
+    calls = [default, *contenders]
+    inner, turn_ns = [], []
+    for index, call in enumerate(calls):
+        announce(index - 1)
+        inner.append(calls_per_batch(call, _BATCH_NS, clock))
+        turn_ns.append(run_batch(call, inner[-1], clock).ns * inner[-1])
+    batches = [_BATCHES if ns < _BATCHES * _BATCH_NS else 1 for ns in turn_ns]
+    round_ns = sum(ns * n for ns, n in zip(turn_ns, batches, strict=True))
+    affordable = math.floor(_MAX_SHARE * policy.max_seconds * 1e9 / max(round_ns, 1.0))
+    rounds = max(MIN_ROUNDS, min(policy.rematch_rounds, affordable))
+
+    pairs: list[list[tuple[float, float]]] = [[] for _ in contenders]
+    for number in range(2 * rounds):
+        if all(len(p) >= rounds for p in pairs):
+            break
+        order = [(number + i) % len(calls) for i in range(len(calls))]
+        times: dict[int, float | None] = {}
+        for index in order if number % 2 == 0 else reversed(order):
+            announce(index - 1)
+            times[index] = _turn(calls[index], inner[index], batches[index], clock)
+        default_ns = times[0]
+        for index, found in enumerate(pairs, start=1):
+            time_ns = times[index]
+            if default_ns is not None and time_ns is not None:
+                found.append((time_ns, default_ns))
+    return [_result(found, 2 * rounds) for found in pairs]
+
+
+def _turn(call: Callable[[], Any], inner: int, batches: int, clock: Clock) -> float | None:
+    """Nanoseconds of one call, or ``None`` if no batch had the core to itself."""
+    if batches > 1:
+        call()  # brings code and data back into the caches that the others used
+    clean = [batch.ns for batch in (run_batch(call, inner, clock) for _ in range(batches)) if batch.clean]
+    return min(clean, default=None)
+
+
+def _result(pairs: Sequence[tuple[float, float]], tried: int) -> Rematch:
+    if len(pairs) < MIN_ROUNDS:
+        message = f"only {len(pairs)} of {tried} rounds had the cores to themselves, {MIN_ROUNDS} are needed"
+        return Rematch(Status.NOISY, rounds=len(pairs), message=message)
+    ratios = [time / default for time, default in pairs]
+    return Rematch(
+        Status.OK,
+        time_us=statistics.median(time for time, _ in pairs) / 1e3,
+        default_us=statistics.median(default for _, default in pairs) / 1e3,
+        ratio=statistics.median(ratios),
+        ratio_high=median_upper_bound(ratios),
+        rounds=len(pairs),
+    )

@@ -1,0 +1,229 @@
+"""The worker process: builds, checks and times candidates, one request after the other, until its parent goes away.
+
+Started as ``python -m raftune.measure.worker FD PARENT THREADS MEMORY_MB`` with one end of a socket pair as file descriptor FD.
+Whatever a candidate raises becomes a typed reply; whatever kills the process is seen, and typed, by the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import faulthandler
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raftune.dialects import registry
+from raftune.dialects.base import Kernel
+from raftune.measure.check import Checker, Verdict
+from raftune.measure.failures import describe, status_of
+from raftune.measure.guard import ContentionGuard
+from raftune.measure.protocol import Channel, Message
+from raftune.measure.rematch import interleave
+from raftune.measure.timer import Timing, time_call
+from raftune.measurement import Outcome, Policy, Status
+from raftune.workload import Candidate, Workload
+
+_KEPT_KERNELS = 32
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(slots=True)
+class _Built:
+    """A kernel that a later rematch need not build again."""
+
+    kernel: Kernel
+    build_s: float
+    verdict: Verdict | None = None
+
+
+class Worker:
+    """Answers requests over ``channel``."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._guard = ContentionGuard()
+        self._kernels: OrderedDict[tuple[str, str], _Built] = OrderedDict()
+        self._checker: tuple[str, Checker] | None = None
+
+    def serve(self) -> None:
+        """Answer until the other end closes the connection."""
+        actions: dict[str, Callable[[Message], Message]] = {
+            "measure": self._measure,
+            "rematch": self._rematch,
+            "sample": self._sample,
+        }
+        self._channel.send({"event": "ready"})
+        while True:
+            try:
+                request = self._channel.receive(None)
+            except EOFError:
+                return
+            if request is not None:
+                self._channel.send(actions[request["do"]](request))
+
+    def _measure(self, request: Message) -> Message:
+        workload, policy = Workload.from_json(request["workload"]), Policy(**request["policy"])
+        candidate = _candidate(request["candidate"])
+        building = True
+        try:
+            built = self._build(workload, candidate)
+            building = False
+            verdict = self._check(workload, built)
+        except (Exception, SystemExit) as error:  # a candidate's code: it may raise anything, and that is its outcome
+            self._forget(workload, candidate)
+            return _outcome(Outcome(status_of(error, building=building), message=describe(error)))
+        result = Outcome(verdict.status, max_error=verdict.max_error, message=verdict.message, build_s=built.build_s)
+        if verdict.status is not Status.OK:
+            self._forget(workload, candidate)
+            return _outcome(result)
+        try:
+            return _outcome(self._time(workload, built, policy, result))
+        except (Exception, SystemExit) as error:  # as above: a kernel may fail late
+            self._forget(workload, candidate)
+            return _outcome(dataclasses.replace(result, status=status_of(error, building=False), message=describe(error)))
+
+    def _time(self, workload: Workload, built: _Built, policy: Policy, result: Outcome) -> Outcome:
+        call = partial(built.kernel, *self._checker_of(workload).scratch())
+        guarded = self._guard.run(lambda: time_call(call, policy), _objection)
+        timing = guarded.value
+        if guarded.disturbance is not None or timing.estimate is None:
+            message = guarded.disturbance or _objection(timing) or ""
+            return dataclasses.replace(result, status=Status.NOISY, repeats=timing.clean, message=message)
+        estimate = timing.estimate
+        return dataclasses.replace(
+            result,
+            time_us=estimate.value / 1e3,
+            low_us=estimate.low / 1e3,
+            high_us=estimate.high / 1e3,
+            repeats=timing.clean,
+        )
+
+    def _rematch(self, request: Message) -> Message:
+        workload, policy = Workload.from_json(request["workload"]), Policy(**request["policy"])
+        candidates = [_candidate(value) for value in (request["default"], *request["candidates"])]
+        current = -1
+        building = True
+
+        def announce(index: int) -> None:
+            nonlocal current
+            current = index
+            self._channel.send({"event": "at", "index": index})
+
+        try:
+            calls = []
+            for index, candidate in enumerate(candidates, start=-1):
+                announce(index)
+                building = True
+                built = self._build(workload, candidate)
+                building = False
+                verdict = self._check(workload, built)
+                if verdict.status is not Status.OK:
+                    return {"failed": current, "status": verdict.status, "message": verdict.message}
+                calls.append(partial(built.kernel, *self._checker_of(workload).scratch()))
+            rematches = interleave(calls[0], calls[1:], policy, announce)
+        except (Exception, SystemExit) as error:  # a candidate's code: it may raise anything, and that is its outcome
+            if current >= 0:
+                self._forget(workload, candidates[current + 1])
+            return {"failed": current, "status": status_of(error, building=building), "message": describe(error)}
+        return {"rematches": [dataclasses.asdict(rematch) for rematch in rematches]}
+
+    def _sample(self, request: Message) -> Message:
+        workload = Workload.from_json(request["workload"])
+        try:
+            dialect = registry.get(request["dialect"])
+            configs = dialect.sample(workload, request["count"], request["seed"])
+            return {"candidates": [_candidate_json(registry.candidate(dialect, config)) for config in configs]}
+        except (Exception, SystemExit) as error:  # a dialect's code: the parent reports that it proposed nothing
+            return {"error": describe(error)}
+
+    def _build(self, workload: Workload, candidate: Candidate) -> _Built:
+        key = (workload.digest, candidate.digest)
+        if key in self._kernels:
+            self._kernels.move_to_end(key)
+            return self._kernels[key]
+        start = time.perf_counter()
+        kernel = registry.build(workload, candidate)
+        self._kernels[key] = built = _Built(kernel, time.perf_counter() - start)
+        if len(self._kernels) > _KEPT_KERNELS:
+            self._kernels.popitem(last=False)
+        return built
+
+    def _forget(self, workload: Workload, candidate: Candidate) -> None:
+        self._kernels.pop((workload.digest, candidate.digest), None)
+
+    def _check(self, workload: Workload, built: _Built) -> Verdict:
+        if built.verdict is None:
+            built.verdict = self._checker_of(workload).check(built.kernel)
+        return built.verdict
+
+    def _checker_of(self, workload: Workload) -> Checker:
+        # Candidates of one workload come one after the other, and references may be large: only the last one is kept.
+        if self._checker is None or self._checker[0] != workload.digest:
+            self._checker = None
+            self._checker = (workload.digest, Checker(workload))
+        return self._checker[1]
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point of the process; see the module's description."""
+    descriptor, parent, threads, memory_mb = map(int, arguments)
+    _die_with(parent)
+    faulthandler.enable()
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    torch.set_num_threads(threads)
+    limit = (memory_mb << 20) + _data_bytes()
+    # The parent watches resident memory; this stops a single allocation that is larger than any watch is quick.
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    with torch.no_grad():
+        Worker(Channel(connection)).serve()
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the parent dies, however it dies: also while a kernel runs and nothing reads the connection."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        sys.exit("the parent process is gone")
+
+
+def _data_bytes() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _objection(timing: Timing) -> str | None:
+    if timing.estimate is None or timing.clean < timing.dropped:
+        return f"only {timing.clean} of {timing.clean + timing.dropped} batches had the cores to themselves"
+    return None
+
+
+def _outcome(outcome: Outcome) -> Message:
+    return {"outcome": dataclasses.asdict(outcome)}
+
+
+def _candidate(value: Any) -> Candidate:
+    return Candidate(value["dialect"], value["version"], value["config"])
+
+
+def _candidate_json(candidate: Candidate) -> Message:
+    return {"dialect": candidate.dialect, "version": candidate.version, "config": dict(candidate.config)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
