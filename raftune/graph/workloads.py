@@ -45,7 +45,7 @@ _NOT_TASKS = frozenset(
         "aten::_local_scalar_dense",
     }
 )
-_EXCLUDED_TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_EXCLUDED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 class _NotTunable(Exception):
@@ -77,7 +77,7 @@ def region_of(node: torch.fx.Node) -> Region | None:
     """The region of one graph node with its workload, or ``None`` if there is nothing to tune.
 
     Not tuned: views and other operators that move no data, factories, random operators (a seed must mean what it means in
-    eager), operators with data-dependent shapes, and calls whose specs are not static. Nodes must carry ``meta["val"]``.
+    eager; attention without dropout is not random), operators with data-dependent shapes, and calls whose specs are not static. Nodes must carry ``meta["val"]``.
     """
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or not is_tunable(node.target):
         return None
@@ -194,6 +194,8 @@ def _workload(
     as_tensor: Callable[[Any], _Tensor | None],
 ) -> tuple[Workload, tuple[Any, ...]]:
     by_name, positional = _bind(op, args, kwargs)
+    if torch.Tag.nondeterministic_seeded in op.tags and _argument(op, by_name, "dropout_p") != 0.0:
+        raise _NotTunable("it draws random numbers")
     values = {name: _map(value, lambda v: found[1] if (found := as_tensor(v)) else v) for name, value in by_name.items()}
     inputs: dict[Any, int] = {}
     specs: list[TensorSpec] = []
@@ -253,6 +255,12 @@ def _bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
     keyword = [a for a in schema if a.kwarg_only and not is_default(a)]
     by_name = {a.name: given.get(a.name, a.default_value) for a in [*positional, *keyword]}
     return by_name, [a.name for a in positional]
+
+
+def _argument(op: OpOverload, by_name: Mapping[str, Any], name: str) -> Any:
+    """The value of a named argument, given or default; ``None`` if the operator has no such argument."""
+    default = next((a.default_value for a in op._schema.arguments if a.name == name), None)
+    return by_name.get(name, default)
 
 
 def _has_tensor(value: Any) -> bool:

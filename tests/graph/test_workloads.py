@@ -42,6 +42,14 @@ def test_views_random_operators_and_factories_are_not_tasks():
     assert ops == {"aten.add.Tensor"}
 
 
+@pytest.mark.parametrize(("dropout", "tasks"), [(0.0, 1), (0.5, 0)])
+def test_attention_is_a_task_only_without_dropout(dropout, tasks):
+    def step(q):
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, dropout)[0]
+
+    assert len(tasks_of(trace(step, torch.randn(1, 2, 8, 4)))) == tasks
+
+
 def test_node_and_call_give_the_same_identity():
     b, x, w = torch.randn(16), torch.randn(4, 8), torch.randn(16, 8)
     module = trace(lambda b, x, w: torch.addmm(b, x, w.t()), b, x, w)
