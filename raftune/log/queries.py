@@ -77,3 +77,10 @@ WHERE key = :key AND device_id = (SELECT id FROM device WHERE digest = :device)
 ORDER BY id DESC
 LIMIT 1
 """
+
+WEIGHTS = """
+SELECT w.digest, t.weight
+FROM task AS t
+JOIN workload AS w ON w.id = t.workload_id
+WHERE t.run_id = (SELECT max(run_id) FROM task WHERE workload_id = t.workload_id) AND typeof(t.weight) = 'real'
+"""

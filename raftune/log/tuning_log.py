@@ -75,7 +75,7 @@ class TuningLog:
 
     # Writing
 
-    def record(  # noqa: PLR0917
+    def record(
         self,
         workload: Workload,
         candidate: Candidate,
@@ -110,7 +110,7 @@ class TuningLog:
             if is_default:
                 self._mark_default(workload_id, candidate_id)
 
-    def record_rematch(  # noqa: PLR0917
+    def record_rematch(
         self,
         workload: Workload,
         candidate: Candidate,
@@ -219,6 +219,10 @@ class TuningLog:
         """What all runs with ``key`` have used so far, killed ones included."""
         row = self._first(queries.SPENT, {"key": key})
         return Spent(float(row["seconds"]), int(row["trials"])) if row is not None else Spent(0.0, 0)
+
+    def weights(self) -> dict[str, float]:
+        """Weight by workload digest: how often it runs in a step, from the latest run that had it as a task."""
+        return {row["digest"]: float(row["weight"]) for row in self._query(queries.WEIGHTS)}
 
     def race(self, key: str, device: Device) -> dict[str, Any] | None:
         """The latest race of ``key`` on ``device``."""

@@ -1,0 +1,247 @@
+"""The cost model: gradient-boosted trees that rank the candidates of a workload across dialects.
+
+The target is the logarithm of a candidate's time over the default's time for the same workload and device, so that workloads
+of all sizes are comparable. A small ensemble (each member trained on a bootstrap of *workloads*) gives mean and spread; the
+error on workloads that a member has not seen adds what the spread does not know. A classifier gives the probability that a
+candidate runs at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raftune.cost_model import store
+from raftune.cost_model.dataset import Describe, Describer, Sample, samples
+from raftune.cost_model.errors import NotEnoughData
+from raftune.cost_model.features import Encoder, Matrix
+from raftune.device import Device
+from raftune.log import TrainingRow
+from raftune.workload import Candidate, Workload
+
+Vector = npt.NDArray[np.float64]
+
+PRIOR_STD = 0.5
+"""Standard deviation of a prediction about which nothing was learned: a factor of 1.6 either way."""
+
+MIN_SAMPLES = 8
+"""Below this there is nothing to learn from."""
+
+_MEMBERS = 5
+_ROUNDS = 80
+_PARAMETERS: dict[str, Any] = {
+    "tree_method": "hist",
+    "max_depth": 5,
+    "eta": 0.12,
+    "min_child_weight": 2.0,
+    "subsample": 0.9,
+    "colsample_bytree": 0.7,
+    "nthread": 1,
+    "verbosity": 0,
+}
+# How many unseen-workload errors of one dialect weigh as much as the error of all.
+_SHRINKAGE = 10.0
+# One-sided 95% bound of a normal distribution.
+_BOUND = 1.645
+_MIN_OK = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """``log_ratio``: log of candidate time over default time if it runs; ``std``: of that; ``ok``: probability that it runs."""
+
+    log_ratio: float
+    std: float
+    ok: float = 1.0
+
+    @property
+    def score(self) -> float:
+        """What candidates are ranked by, lowest first: a failure costs as much as being eight times slower."""
+        return self.log_ratio + (1.0 - self.ok) * math.log(8.0)
+
+
+class CostModel:
+    """Deterministic for equal rows and ``seed``. Before :meth:`fit` predictions are a prior: the order of the candidates.
+
+    ``device`` is what is predicted for where no other is named; by default the device of most rows. ``describe`` gives a
+    dialect's own features of a candidate, by default those of the installed dialects.
+    """
+
+    def __init__(self, *, seed: int = 0, device: Device | None = None, describe: Describe | None = None) -> None:
+        self.seed = seed
+        self.device = device
+        self._features = Describer(describe)
+        self._fitted: store.Fitted | None = None
+
+    @property
+    def is_fitted(self) -> bool:
+        return self._fitted is not None
+
+    def fit(self, rows: Iterable[TrainingRow]) -> CostModel:
+        """Learn from the log's rows, forgetting what was learned before; raises :class:`NotEnoughData`."""
+        return self.fit_samples(samples(rows))
+
+    def fit_samples(self, data: Sequence[Sample]) -> CostModel:
+        timed = [s for s in data if s.log_ratio is not None]
+        if len(timed) < MIN_SAMPLES:
+            raise NotEnoughData(
+                f"{len(timed)} timed candidates with a timed default are too few to learn from; {MIN_SAMPLES} are needed: "
+                "tune something first"
+            )
+        described = [self._features(s.workload, s.candidate, s.device) for s in data]
+        encoder = Encoder.learn(described)
+        matrix = encoder.encode(described)
+        is_timed = np.array([s.log_ratio is not None for s in data])
+        target = np.array([s.log_ratio for s in timed], dtype=np.float64)
+        members, errors = self._fit_ensemble(matrix[is_timed], target, timed)
+        self.device = self.device or _most_common_device(data)
+        self._fitted = store.Fitted(
+            columns=encoder.columns,
+            members=tuple(members),
+            runs=self._fit_runs(matrix, is_timed),
+            residuals=_residuals(errors, timed),
+            samples=len(data),
+            seed=self.seed,
+            device=self.device,
+        )
+        return self
+
+    def predict(self, workload: Workload, candidates: Sequence[Candidate], *, device: Device | None = None) -> list[Prediction]:
+        """One prediction a candidate, in order.
+
+        A dialect that no row was about, and every dialect before the first fit, gets the prior: as fast as the default, a
+        little slower for each place in the order given, with :data:`PRIOR_STD`.
+        """
+        prior = [Prediction(0.01 * place, PRIOR_STD) for place in range(len(candidates))]
+        fitted = self._fitted
+        if fitted is None or not candidates:
+            return prior
+        where = device or self.device
+        matrix = Encoder(fitted.columns).encode([self._features(workload, c, where) for c in candidates])
+        values = np.stack([_inplace_predict(member, matrix) for member in fitted.members])
+        runs = np.ones(len(candidates)) if fitted.runs is None else _inplace_predict(fitted.runs, matrix)
+        mean, spread = values.mean(axis=0), values.std(axis=0)
+        return [
+            Prediction(float(mean[i]), math.hypot(float(spread[i]), fitted.residuals[c.dialect]), float(runs[i]))
+            if c.dialect in fitted.residuals
+            else prior[i]
+            for i, c in enumerate(candidates)
+        ]
+
+    def choose(
+        self, workload: Workload, candidates: Sequence[Candidate], *, device: Device | None = None
+    ) -> tuple[Candidate, float] | None:
+        """A candidate for a workload that was never measured, with the probability that it beats the default; or ``None``.
+
+        ``candidates[0]`` is the default. Another is named only if it is likely to run and the one-sided 95% upper bound of its
+        predicted time is below the default's.
+        """
+        if self._fitted is None:
+            return None
+        best: tuple[float, Candidate, float] | None = None
+        predictions = self.predict(workload, candidates, device=device)
+        for candidate, p in list(zip(candidates, predictions, strict=True))[1:]:
+            if p.ok < _MIN_OK or p.log_ratio + _BOUND * p.std >= 0.0 or candidate.dialect not in self._fitted.residuals:
+                continue
+            if best is None or p.score < best[0]:
+                faster = 0.5 * math.erfc(p.log_ratio / (p.std * math.sqrt(2.0)))
+                best = (p.score, candidate, p.ok * faster)
+        return (best[1], best[2]) if best is not None else None
+
+    def save(self, path: Path) -> None:
+        """Write the model as one JSON file, atomically. Raises ``OSError``; an unfitted model raises :class:`NotEnoughData`."""
+        if self._fitted is None:
+            raise NotEnoughData("a cost model that was not fitted cannot be saved")
+        store.save(self._fitted, path)
+
+    @classmethod
+    def load(cls, path: Path, *, describe: Describe | None = None) -> CostModel | None:
+        """The stored model; ``None`` if there is none, or (with one :class:`CostModelWarning`) if it cannot be used here."""
+        fitted = store.load(path)
+        if fitted is None:
+            return None
+        model = cls(seed=fitted.seed, device=fitted.device, describe=describe)
+        model._fitted = fitted
+        return model
+
+    @classmethod
+    def load_beside(cls, log_path: Path, *, describe: Describe | None = None) -> CostModel | None:
+        """The model stored beside a tuning log, as :meth:`load`."""
+        return cls.load(model_path(log_path), describe=describe)
+
+    def save_beside(self, log_path: Path) -> None:
+        """Store the model beside a tuning log, as :meth:`save`."""
+        self.save(model_path(log_path))
+
+    def _fit_ensemble(self, matrix: Matrix, target: Vector, timed: Sequence[Sample]) -> tuple[list[Any], list[list[float]]]:
+        import xgboost
+
+        names = sorted({s.workload.digest for s in timed})
+        number = {digest: i for i, digest in enumerate(names)}
+        owner = np.array([number[s.workload.digest] for s in timed])
+        # A workload with many candidates must not drown the others.
+        weight = 1.0 / np.sqrt(np.bincount(owner, minlength=len(names)))[owner]
+        random = np.random.default_rng(self.seed)
+        members: list[Any] = []
+        errors: list[list[float]] = [[] for _ in timed]
+        for member in range(_MEMBERS):
+            drawn = np.bincount(random.integers(0, len(names), len(names)), minlength=len(names))
+            copies = drawn[owner]
+            inside = copies > 0
+            data = xgboost.DMatrix(matrix[inside], label=target[inside], weight=(weight * copies)[inside], nthread=1)
+            parameters = _PARAMETERS | {"objective": "reg:squarederror", "seed": self.seed * _MEMBERS + member}
+            booster = xgboost.train(parameters, data, num_boost_round=_ROUNDS)
+            members.append(booster)
+            outside = np.flatnonzero(~inside)
+            if len(outside):
+                for row, error in zip(outside, _inplace_predict(booster, matrix[outside]) - target[outside], strict=True):
+                    errors[row].append(float(error))
+        return members, errors
+
+    def _fit_runs(self, matrix: Matrix, ran: npt.NDArray[np.bool_]) -> Any | None:
+        if ran.all():
+            return None
+        import xgboost
+
+        data = xgboost.DMatrix(matrix, label=ran.astype(np.float64), nthread=1)
+        parameters = _PARAMETERS | {"objective": "binary:logistic", "seed": self.seed, "max_depth": 4}
+        return xgboost.train(parameters, data, num_boost_round=_ROUNDS // 2)
+
+
+def model_path(log_path: Path) -> Path:
+    """Where the model of a log is stored: beside it, as SQLite's own side files are."""
+    return log_path.with_name(f"{log_path.name}-model.json")
+
+
+def _inplace_predict(booster: Any, matrix: Matrix) -> Vector:
+    return np.asarray(booster.inplace_predict(matrix), dtype=np.float64)
+
+
+def _residuals(errors: Sequence[Sequence[float]], timed: Sequence[Sample]) -> dict[str, float]:
+    """Root mean square error on unseen workloads by dialect, drawn towards that of all; the prior where none was left out."""
+    squares: dict[str, list[float]] = {s.candidate.dialect: [] for s in timed}
+    for sample, values in zip(timed, errors, strict=True):
+        if values:
+            squares[sample.candidate.dialect].append(float(np.mean(np.square(values))))
+    everything = [square for values in squares.values() for square in values]
+    overall = float(np.mean(everything)) if everything else PRIOR_STD**2
+    return {
+        dialect: math.sqrt((sum(values) + _SHRINKAGE * overall) / (len(values) + _SHRINKAGE))
+        for dialect, values in sorted(squares.items())
+    }
+
+
+def _most_common_device(data: Sequence[Sample]) -> Device | None:
+    counts: dict[str, int] = {}
+    devices: dict[str, Device] = {}
+    for sample in data:
+        if sample.device is not None:
+            counts[sample.device_digest] = counts.get(sample.device_digest, 0) + 1
+            devices[sample.device_digest] = sample.device
+    return devices[max(sorted(counts), key=counts.__getitem__)] if counts else None
