@@ -101,11 +101,11 @@ class Measurer:
             self._worker.stop()
             self._worker = None
 
-    def measure(self, workload: Workload, candidate: Candidate) -> Outcome:
-        """Build, check and time one candidate."""
+    def measure(self, workload: Workload, candidate: Candidate, *, timeout: float | None = None) -> Outcome:
+        """Build, check and time one candidate. ``timeout`` (seconds) may only shorten the policy's, when a budget ends."""
         start = time.perf_counter()
         try:
-            reply = self._ask({"do": "measure", **self._common(workload), "candidate": _candidate_json(candidate)})
+            reply = self._ask({"do": "measure", **self._common(workload), "candidate": _candidate_json(candidate)}, timeout)
             outcome = _outcome(reply["outcome"])
         except _Died as died:
             outcome = Outcome(died.status, message=died.message)
@@ -157,8 +157,9 @@ class Measurer:
     def _common(self, workload: Workload) -> Message:
         return {"workload": workload.to_json(), "policy": dataclasses.asdict(self._policy)}
 
-    def _ask(self, request: Message) -> Message:
+    def _ask(self, request: Message, timeout: float | None = None) -> Message:
         """The worker's reply, or :class:`_Died`. Each event from the worker grants another ``policy.timeout``."""
+        limit = self._policy.timeout if timeout is None else min(timeout, self._policy.timeout)
         worker = self._running()
         try:
             try:
@@ -167,7 +168,7 @@ class Measurer:
                 self.close()
                 worker = self._running()
                 worker.channel.send(request)
-            return self._reply(worker)
+            return self._reply(worker, limit)
         except BaseException:  # also an interrupt: the worker may still be busy with a request that nobody waits for
             self.close()
             raise
@@ -175,9 +176,9 @@ class Measurer:
             if self._worker is not None and self._worker.resident() > _FULL_SHARE * self._memory_limit:
                 self.close()
 
-    def _reply(self, worker: _Process) -> Message:
+    def _reply(self, worker: _Process, limit: float) -> Message:
         index = -1
-        deadline = time.monotonic() + self._policy.timeout
+        deadline = time.monotonic() + limit
         while True:
             try:
                 message = worker.channel.receive(_POLL_S)
@@ -189,12 +190,12 @@ class Measurer:
                 if worker.resident() > self._memory_limit:
                     raise _Died(Status.OOM, f"more than {self._policy.memory_limit_mb} MB of memory", index)
                 if time.monotonic() > deadline:
-                    raise _Died(Status.TIMEOUT, f"not finished after {self._policy.timeout:g} s", index)
+                    raise _Died(Status.TIMEOUT, f"not finished after {limit:g} s", index)
                 if os.fstat(worker.output).st_size > _OUTPUT_LIMIT:
                     os.ftruncate(worker.output, 0)
             elif message.get("event") == "at":
                 index = int(message["index"])
-                deadline = time.monotonic() + self._policy.timeout
+                deadline = time.monotonic() + limit
             else:
                 return message
 

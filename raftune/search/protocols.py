@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from raftune.measurement import Outcome, Rematch
 from raftune.workload import Candidate, Workload
@@ -21,7 +20,3 @@ class Measurer(Protocol):
 
     def sample(self, workload: Workload, dialect_name: str, count: int, seed: int) -> Sequence[Candidate]:
         """Up to ``count`` candidates from the dialect's larger space."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from raftune.cost_model import NotEnoughData, Prediction
+from raftune.log import TrainingRow
 from raftune.measurement import Outcome, Status
 from raftune.search.state import TaskState
-from raftune.workload import Candidate, digest_text
+from raftune.workload import Candidate, Workload, digest_text
 
 
 class Strategy(Protocol):
@@ -50,17 +52,21 @@ class Random:
 
 
 class Belief(NamedTuple):
-    """Normal distribution of the logarithm of a candidate's time over the default's."""
+    """Normal distribution of the logarithm of a candidate's time over the default's, if it runs; ``ok``: how likely that is."""
 
     mean: float
     std: float
+    ok: float = 1.0
 
 
-class CostModel(Protocol):
-    """The part of :class:`raftune.cost_model.CostModel` that a search uses; predictions have ``log_ratio`` and ``std``."""
+class Model(Protocol):
+    """The part of :class:`raftune.cost_model.CostModel` that a search uses."""
 
-    def fit(self, rows: Iterable[Any]) -> Any: ...
-    def predict(self, workload: Any, candidates: Sequence[Candidate]) -> Sequence[Any]: ...
+    def fit(self, rows: Iterable[TrainingRow]) -> object:
+        """Learn anew; raises :class:`raftune.cost_model.NotEnoughData`."""
+
+    def predict(self, workload: Workload, candidates: Sequence[Candidate]) -> Sequence[Prediction]:
+        """One prediction a candidate, in order."""
 
 
 # What is believed of a dialect before any of its results, and how many results weigh as much as that belief.
@@ -72,20 +78,21 @@ _FLOOR_STD = 0.05
 # Results that the cost model needs before it is asked, and the share of new ones that makes it worth training again.
 _MODEL_ROWS = 32
 _REFIT_ROWS = 16
-_REFIT_SHARE = 0.1
+_REFIT_SHARE = 0.2
 
 
 class ModelGuided:
     """Expected improvement from the cost model's predictions; while there are few results, from each dialect's record.
 
-    ``rows`` gives the training rows of the log. The model is trained again when enough rows were added.
+    ``rows`` gives the training rows of the log. The model is trained at the start, and again when enough rows were added;
+    without a model every belief comes from the records.
     """
 
-    def __init__(self, model: CostModel | None, rows: Callable[[], Iterable[Any]]) -> None:
+    def __init__(self, model: Model | None, rows: Callable[[], Iterable[TrainingRow]]) -> None:
         self._model = model
         self._rows = rows
         self._trained = 0
-        self._new = 0
+        self._new = _REFIT_ROWS
         self._ready = False
         self._predicted: dict[tuple[str, str], Belief] = {}
         self._record: dict[tuple[str, ...], list[float]] = defaultdict(list)
@@ -104,9 +111,9 @@ class ModelGuided:
         bar = task.best_ratio()
         tried = {candidate.dialect for candidate, _ in task.results.values()}
         gains = []
-        for candidate, (mean, std) in zip(pool, self._beliefs(task, pool), strict=True):
-            hope = std if candidate.dialect in tried else max(std, _FIRST_STD)
-            gains.append(self._success(candidate.dialect) * expected_gain(Belief(mean, hope), bar))
+        for candidate, belief in zip(pool, self._beliefs(task, pool), strict=True):
+            std = belief.std if candidate.dialect in tried else max(belief.std, _FIRST_STD)
+            gains.append(belief.ok * expected_gain(belief._replace(std=std), bar))
         return gains
 
     def _refit(self) -> None:
@@ -114,10 +121,14 @@ class ModelGuided:
             return
         rows = list(self._rows())
         self._new, self._trained = 0, len(rows)
-        if len(rows) >= _MODEL_ROWS:
+        if len(rows) < _MODEL_ROWS:
+            return
+        try:
             self._model.fit(rows)
-            self._predicted.clear()
-            self._ready = True
+        except NotEnoughData:  # many rows, but few of them timed: the records serve until there are more
+            return
+        self._predicted.clear()
+        self._ready = True
 
     def _beliefs(self, task: TaskState, pool: Sequence[Candidate]) -> list[Belief]:
         if self._model is None or not self._ready:
@@ -126,17 +137,15 @@ class ModelGuided:
         unknown = [c for c in pool if (workload, c.digest) not in self._predicted]
         if unknown:
             for candidate, prediction in zip(unknown, self._model.predict(task.workload, unknown), strict=True):
-                belief = Belief(prediction.log_ratio, max(prediction.std, _FLOOR_STD))
+                belief = Belief(prediction.log_ratio, max(prediction.std, _FLOOR_STD), prediction.ok)
                 self._predicted[workload, candidate.digest] = belief
         return [self._predicted[workload, c.digest] for c in pool]
 
     def _prior(self, dialect: str, op: str) -> Belief:
         """The dialect's record with this operator, drawn towards its record with all, and that towards the prior."""
-        return _update(_update(_PRIOR, self._record.get((dialect,), ())), self._record.get((dialect, op), ()))
-
-    def _success(self, dialect: str) -> float:
+        belief = _update(_update(_PRIOR, self._record.get((dialect,), ())), self._record.get((dialect, op), ()))
         tried = self._tried.get(dialect, ())
-        return (sum(tried) + 2) / (len(tried) + 2)
+        return belief._replace(ok=(sum(tried) + 2) / (len(tried) + 2))
 
 
 def _update(prior: Belief, values: Sequence[float]) -> Belief:
@@ -148,8 +157,11 @@ def _update(prior: Belief, values: Sequence[float]) -> Belief:
 
 
 def expected_gain(belief: Belief, bar: float) -> float:
-    """Expected improvement of a log-normal ratio below ``bar``: E[max(bar - ratio, 0)] (Black and Scholes' put at expiry)."""
-    mean, std = belief
+    """Expected improvement of a log-normal ratio below ``bar``: E[max(bar - ratio, 0)] (Black and Scholes' put).
+
+    That it may not run at all is left to the caller.
+    """
+    mean, std, _ = belief
     if std <= 0:
         return max(bar - math.exp(mean), 0.0)
     depth = (math.log(bar) - mean) / std

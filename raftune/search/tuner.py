@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from raftune.cost_model import CostModel, NotEnoughData, train
 from raftune.device import Device
 from raftune.dialects import registry
 from raftune.graph.workloads import Task
 from raftune.log import TuningLog
+from raftune.measure import Measurer as ProcessMeasurer
 from raftune.measurement import Outcome, Policy, Status
 from raftune.search.budget import Budget, Meter, budget_key
 from raftune.search.costs import Costs
@@ -46,12 +49,14 @@ def tune(
 
     The budget adds up over all runs with the same tasks, device, policy and dialects; nothing that the log holds is measured
     again. ``dialects`` narrows and orders those that are enabled; an unknown name raises
-    :class:`~raftune.dialects.registry.UnknownDialect`. A measurer is started when first needed, unless one is given. On
-    KeyboardInterrupt the results so far are returned, ``stopped`` says so, and only the candidate in flight is lost.
+    :class:`~raftune.dialects.registry.UnknownDialect`. Without ``measurer`` worker
+    processes are used, started when first needed. On KeyboardInterrupt the results so far are returned, ``stopped`` says so, and only the candidate in flight is lost.
     """
     with ExitStack() as stack:
         if dialects is not None:
             stack.enter_context(registry.with_dialects(dialects))
+        if measurer is None:
+            measurer = stack.enter_context(ProcessMeasurer(policy, device))
         search = _Search(
             tasks,
             log,
@@ -63,7 +68,6 @@ def tune(
             progress=progress,
             strategy=strategy,
             clock=clock,
-            stack=stack,
         )
         return search.run()
 
@@ -80,14 +84,13 @@ class _Search:
         policy: Policy,
         budget: Budget,
         seed: int,
-        measurer: Measurer | None,
+        measurer: Measurer,
         progress: Progress | None,
         strategy: Strategy | None,
         clock: Callable[[], float],
-        stack: ExitStack,
     ) -> None:
         self._log, self._device, self._policy = log, device, policy
-        self._given, self._stack = measurer, stack
+        self._measurer = measurer
         self._notify = progress or (lambda event: None)
         enabled = registry.enabled()
         self._versions = {(d.name, d.version()) for d in enabled}
@@ -102,6 +105,8 @@ class _Search:
         log.record_tasks(self._run_id, list(weights.items()))
         self._states = [self._load(workload, weight) for workload, weight in weights.items()]
         self._hits = sum(len(state.results) for state in self._states)
+        self._seed = seed
+        self._learns = strategy is None
         self._strategy = strategy or self._model_guided()
         self._costs = Costs()
         self._sampler = Sampler(enabled, self._strategy, seed)
@@ -124,6 +129,7 @@ class _Search:
             while self._step():
                 pass
             stopped = Stop.FINISHED if self._finished() else Stop.BUDGET
+            self._store_model()
         except KeyboardInterrupt:
             stopped = Stop.INTERRUPTED
         return TuneResult(
@@ -153,10 +159,8 @@ class _Search:
         return (candidate.dialect, candidate.version) in self._versions
 
     def _model_guided(self) -> ModelGuided:
-        # Imported here: XGBoost is slow to import, and a caller with a strategy of its own does without it.
-        from raftune.cost_model import CostModel
-
-        return ModelGuided(CostModel(), lambda: self._log.training_rows(self._device))
+        """The log's rows of other devices are learned from too: the model knows which device a row is of."""
+        return ModelGuided(CostModel(seed=self._seed, device=self._device), self._log.training_rows)
 
     def _recall(self) -> None:
         """Teach strategy and costs what the log holds of these tasks, defaults first."""
@@ -168,13 +172,16 @@ class _Search:
             for candidate, rematch in state.rematches.values():
                 self._costs.observe_rematch(state, candidate, rematch)
 
-    def _measurer(self) -> Measurer:
-        if self._given is None:
-            # Imported and started here: a run that finds everything in the log needs no worker.
-            from raftune.measure import Measurer as ProcessMeasurer
-
-            self._given = self._stack.enter_context(ProcessMeasurer(self._policy, self._device))
-        return self._given
+    def _store_model(self) -> None:
+        """Leave a model trained on all that is now known beside the log, for the next run and for the compiler."""
+        if not (self._learns and self._measured):
+            return
+        try:
+            train(self._log, device=self._device, seed=self._seed)
+        except NotEnoughData:  # a first, small log
+            return
+        except OSError as error:
+            warnings.warn(f"the cost model could not be stored beside {self._log.path}: {error}", stacklevel=3)
 
     def _measure_defaults(self) -> None:
         """The default of each task, heaviest by weight and size first; the noisy ones once more at the end."""
@@ -225,13 +232,13 @@ class _Search:
         if arm.candidate is not None:
             self._measure(arm.task, arm.candidate)
         else:
-            drawn = self._sampler.draw(self._measurer(), arm.task, arm.dialect, self._meter.trials_left)
+            drawn = self._sampler.draw(self._measurer, arm.task, arm.dialect, self._meter.trials_left)
             self._notify(Sampled(arm.task.workload, arm.dialect, len(drawn)))
 
     def _measure(self, state: TaskState, candidate: Candidate) -> None:
         stop_after = self._meter.stop_after()
         capped = stop_after < self._policy.timeout
-        outcome = self._measurer().measure(state.workload, candidate, timeout=stop_after if capped else None)
+        outcome = self._measurer.measure(state.workload, candidate, timeout=stop_after if capped else None)
         if capped and outcome.status is Status.TIMEOUT:
             # Within the policy's own timeout it might have finished: that is no verdict on the candidate.
             message = f"stopped after {stop_after:.1f} s, when the budget ended"
@@ -265,7 +272,7 @@ class _Search:
             group.pop()
         if not group:
             return False
-        rematches = self._measurer().rematch(state.workload, group, state.default)
+        rematches = self._measurer.rematch(state.workload, group, state.default)
         share = self._meter.charge(sum(r.cost_s for r in rematches)) / len(group)
         for candidate, measured in zip(group, rematches, strict=True):
             rematch = dataclasses.replace(measured, cost_s=share)

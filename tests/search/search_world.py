@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -105,9 +105,10 @@ class World:
         tasks: Mapping[int, int],
         budget: Budget | None = None,
         strategy: Strategy | None = None,
+        learn: bool = False,
         **options: Any,
     ) -> TuneResult:
-        """``tasks`` maps size to weight."""
+        """``tasks`` maps size to weight; ``learn`` uses the cost model, else only the dialects' records guide the search."""
         with self.log() as log:
             return tune(
                 [Task(workload(size), weight) for size, weight in tasks.items()],
@@ -116,7 +117,7 @@ class World:
                 policy=options.pop("policy", POLICY),
                 budget=budget or Budget(),
                 measurer=self.measurer,
-                strategy=strategy or ModelGuided(None, tuple),
+                strategy=strategy if strategy is not None or learn else ModelGuided(None, tuple),
                 clock=self.clock,
                 **options,
             )
@@ -163,9 +164,3 @@ class SimulatedMeasurer:
     def sample(self, workload: Workload, dialect_name: str, count: int, seed: int) -> list[Candidate]:
         self.sampled.append((dialect_name, workload.inputs[0].numel))
         return [Candidate(dialect_name, "1.0", c) for c in self.world.spaces[dialect_name](count, seed)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from search_world import workload
 
+from raftune.cost_model import Prediction
 from raftune.measurement import Outcome, Status
 from raftune.search.state import TaskState
 from raftune.search.strategies import Belief, Exhaustive, ModelGuided, Random, Strategy, expected_gain
@@ -68,8 +69,8 @@ class QuadraticModel:
         design = np.array([self._features(c) for c, _ in points])
         self.weights = np.linalg.lstsq(design, np.array([math.log(us / 100.0) for _, us in points]), rcond=None)[0]
 
-    def predict(self, workload: Any, candidates: Sequence[Candidate]) -> list[SimpleNamespace]:
-        return [SimpleNamespace(log_ratio=float(self._features(c) @ self.weights), std=0.1) for c in candidates]
+    def predict(self, workload: Any, candidates: Sequence[Candidate]) -> list[Prediction]:
+        return [Prediction(float(self._features(c) @ self.weights), 0.1) for c in candidates]
 
     def _features(self, candidate: Candidate) -> np.ndarray:
         x, y = math.log2(candidate.config["x"]), math.log2(candidate.config["y"])

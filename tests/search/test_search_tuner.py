@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from search_world import DEVICE, POLICY, World, workload
 
+from raftune.cost_model import model_path
 from raftune.dialects.registry import UnknownDialect
 from raftune.measurement import Outcome, Policy, Rematch, Status
 from raftune.search import (
@@ -366,6 +368,27 @@ def test_another_program_tuning_into_the_same_log_is_made_use_of(tiles: World) -
     result = tiles.tune({1: 1}, Budget(trials=1))
     assert (result.hits, result.measured) == (2, 1)
     assert result.tasks[0].winner == tile
+
+
+def landscape(world: World, tasks: int) -> None:
+    """64 candidates a task, of which few are good, alike in all tasks: 30 us at x=16, y=4 and rising away from it."""
+    configs = [{"x": 2**i, "y": 2**j} for j in range(8) for i in range(8)]
+    world.add_dialect("alpha", 50, lambda size: list(configs))
+    for size in range(1, tasks + 1):
+        for config in configs:
+            away = (math.log2(config["x"]) - 4) ** 2 + (math.log2(config["y"]) - 2) ** 2
+            world.set(size, "alpha", config, time_us=30.0 * math.exp(0.12 * away))
+
+
+def test_the_cost_model_carries_over_what_it_learned_to_other_tasks(world: World) -> None:
+    landscape(world, tasks=6)
+    world.tune(dict.fromkeys(range(1, 6), 1), Budget(trials=140), learn=True)
+    assert model_path(world.path).exists()
+    before = len(world.measurer.measured)
+    result = world.tune({6: 1}, Budget(trials=1 + 5), learn=True)
+    assert len(world.measurer.measured) - before == 6
+    assert result.tasks[0].best_us is not None
+    assert result.tasks[0].best_us <= 34.0  # 5 of the 64 are
 
 
 def test_a_negative_budget_is_refused() -> None:
