@@ -49,8 +49,8 @@ def tune(
 
     The budget adds up over all runs with the same tasks, device, policy and dialects; nothing that the log holds is measured
     again. ``dialects`` narrows and orders those that are enabled; an unknown name raises
-    :class:`~raftune.dialects.registry.UnknownDialect`. Without ``measurer`` worker
-    processes are used, started when first needed. On KeyboardInterrupt the results so far are returned, ``stopped`` says so, and only the candidate in flight is lost.
+    :class:`~raftune.dialects.registry.UnknownDialect`. Without ``measurer`` a worker process is used. On KeyboardInterrupt
+    the results so far are returned, ``stopped`` says so, and only the candidate in flight is lost.
     """
     with ExitStack() as stack:
         if dialects is not None:
