@@ -19,7 +19,8 @@ from raftune.graph.errors import CaptureError, UnsupportedOptimizer
 from raftune.graph.members import buffers_of, parameters_of, restored
 from raftune.graph.optimizer import OptimizerFactory, StateKey, apply_update, new_state, plan_groups
 from raftune.graph.structure import BatchSpec, Loss, Result, ResultSpec, find_loss, flatten, plain, split_batch
-from raftune.graph.training_graph import CONSTANT_META, Kind, Slot, Source, TrainingGraph
+from raftune.graph.training_graph import Kind, Slot, Source, TrainingGraph
+from raftune.graph.workloads import CONSTANT_META
 
 logger = logging.getLogger(__name__)
 
@@ -41,18 +42,17 @@ def capture(
     taken from ``inputs`` (the last entries of a tuple, the entries of those names of a mapping) and not given to the
     model. Without it the model returns its loss, or something with a ``loss`` entry. ``optimizer``: ``torch.optim.SGD``,
     ``Adam`` or ``AdamW`` over parameters of the model, or a function from the parameters to one. Without it the
-    gradients are outputs. ``mode="infer"``: forward only, parameters constant.
+    gradients are outputs. ``mode="infer"``: forward only, parameters constant; a loss only says which inputs are targets.
 
     The model is taken as its ``train()``/``eval()`` flags are. Raises :class:`CaptureError` or
     :class:`UnsupportedOptimizer` with the reason.
     """
     if mode not in ("train", "infer"):
         raise ValueError(f"mode must be 'train' or 'infer', not {mode!r}")
-    if mode == "infer" and (loss is not None or optimizer is not None):
-        raise CaptureError("mode='infer' captures the forward pass alone: pass neither loss nor optimizer")
     if isinstance(loss, torch.nn.Module) and any(p.requires_grad for p in loss.parameters()):
         raise CaptureError(f"the loss {type(loss).__name__} has parameters of its own; make it part of the model")
-    return _Capture(model, plain(inputs), loss, _resolve(optimizer, model), mode).run()
+    made = _resolve(optimizer, model) if mode == "train" else None
+    return _Capture(model, plain(inputs), loss, made, mode).run()
 
 
 def _resolve(

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from raftune.graph.optimizer import GroupPlan
     from raftune.graph.step import Step
 
-CONSTANT_META = "raftune_constant"
-"""Set to True in the ``meta`` of a placeholder whose values do not change between calls."""
-
 
 class Kind(StrEnum):
     """What a placeholder holds, or what an output is."""
