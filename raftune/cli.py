@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import click
 
@@ -23,17 +23,17 @@ class UserError(click.ClickException):
 @contextmanager
 def _user_errors() -> Iterator[None]:
     """Turn the library's typed errors into one clear line."""
-    from raftune.cost_model import CostModelError
+    from raftune.cost_model import NotEnoughData
     from raftune.dialects import UnknownDialect
     from raftune.graph import CaptureError
     from raftune.log import LogError
-    from raftune.measure import WorkerStartError
+    from raftune.measure import WorkerUnavailable
     from raftune.search import InvalidBudget
     from raftune.targets import TargetError
 
     try:
         yield
-    except (CaptureError, CostModelError, InvalidBudget, LogError, TargetError, UnknownDialect, WorkerStartError) as error:
+    except (CaptureError, NotEnoughData, InvalidBudget, LogError, TargetError, UnknownDialect, WorkerUnavailable) as error:
         raise UserError(" ".join(str(error).split())) from error
 
 
@@ -72,7 +72,7 @@ def tune_model_command(
     budget: str,
     trials: int | None,
     dialects: tuple[str, ...] | None,
-    mode: str,
+    mode: Literal["train", "infer"],
     optimizer: str | None,
     threads: int | None,
     seed: int,
@@ -146,7 +146,7 @@ def log_show(path: str, as_json: bool) -> None:
         with TuningLog(path, read_only=True) as log:
             rows = list(log.winners())
     if as_json:
-        click.echo(json.dumps([row.to_json() for row in rows]))
+        click.echo(json.dumps([display.winner_json(row) for row in rows]))
     else:
         display.print_winners(rows)
 
@@ -166,14 +166,15 @@ def _cost_model_command(function: Callable[..., None]) -> Callable[..., None]:
 def cost_model_train(path: str, as_json: bool) -> None:
     """Train on every measurement in the log, and store the model beside it."""
     with _user_errors():
-        from raftune.cost_model import train
+        from raftune.cost_model import model_path, train
         from raftune.log import TuningLog
 
         with TuningLog(path, read_only=True) as log:
-            model = train(log)
-            stored = model.save_beside(log.path)
-    summary: dict[str, Any] = {"rows": model.rows, "stored": str(stored)}
-    click.echo(json.dumps(summary) if as_json else f"trained on {model.rows} measurements; stored in {stored}")
+            rows = sum(1 for _ in log.training_rows())
+            train(log).save_beside(log.path)
+            stored = model_path(log.path)
+    summary = {"rows": rows, "stored": str(stored)}
+    click.echo(json.dumps(summary) if as_json else f"trained on {rows} measurements; stored in {stored}")
 
 
 @cost_model_group.command("evaluate")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from raftune.compiler.race import RaceResult
 from raftune.dialects.registry import DialectInfo
+from raftune.log import LoggedWinner
 from raftune.measurement import Status
 from raftune.search import Event, Measured, Rematched, Sampled, SearchStarted, TaskStarted, TuneResult
 from raftune.search import Progress as Listener
@@ -129,6 +131,51 @@ def print_tasks(rows: Sequence[tuple[Workload, int, dict[str, int]]]) -> None:
     console.print(table, soft_wrap=True)
     total = sum(sum(counts.values()) for _, _, counts in rows)
     console.print(f"\n{len(rows)} tasks, {total} candidates, before any that a dialect samples", highlight=False)
+
+
+def winner_json(row: LoggedWinner) -> dict[str, Any]:
+    """One winner of a log as JSON; times in microseconds."""
+    winner = row.winner
+    return {
+        "digest": row.workload.digest,
+        "op": row.workload.op,
+        "device": row.device.to_json(),
+        "dialect": winner.candidate.dialect,
+        "version": winner.candidate.version,
+        "winner": dict(winner.candidate.config),
+        "best_us": winner.time_us,
+        "default_us": winner.default_us,
+        "ratio": winner.ratio,
+        "is_default": winner.is_default,
+        "recorded_at": winner.recorded_at,
+    }
+
+
+def print_winners(rows: Sequence[LoggedWinner]) -> None:
+    """One table per device, the largest gains first."""
+    console = Console()
+    for device in dict.fromkeys(row.device for row in rows):
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("task", "shapes", "winner", "dialect"):
+            table.add_column(heading, no_wrap=True, max_width=44)
+        for heading in ("default µs", "µs", "speed-up"):
+            table.add_column(heading, justify="right")
+        here = [row for row in rows if row.device == device]
+        for row in sorted(here, key=lambda r: r.winner.ratio):
+            won = row.winner
+            table.add_row(
+                short_op(row.workload),
+                short_shapes(row.workload),
+                short_config(won.candidate),
+                won.candidate.dialect,
+                _number(won.default_us),
+                _number(won.time_us),
+                f"{1 / won.ratio:.2f}x",
+            )
+        console.print(f"{device}: {len(here)} workloads", highlight=False)
+        console.print(table, soft_wrap=True)
+    if not rows:
+        console.print("no winners in this log")
 
 
 def print_dialects(rows: Sequence[DialectInfo]) -> None:

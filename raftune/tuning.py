@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -31,6 +31,8 @@ from raftune.search import Budget, Progress, TuneResult, tune
 from raftune.targets import TargetError, load_target, with_optimizer
 from raftune.workload import Workload
 
+Mode = Literal["train", "infer"]
+
 _RACE_TIMEOUT = 600.0
 
 
@@ -39,7 +41,7 @@ class ModelRequest:
     """What to tune: a target by name (see :func:`raftune.targets.load_target`) and how it is trained."""
 
     target: str
-    mode: str = "train"
+    mode: Mode = "train"
     optimizer: str | None = None
     threads: int | None = None
     dialects: tuple[str, ...] | None = None
@@ -151,7 +153,7 @@ def tune_model(
     return ModelOutcome(result, *_race_in_child(request, log_path, prepared.device.threads))
 
 
-def _run_compiled(target: Target, mode: str, backend: Callable[..., Any]) -> None:
+def _run_compiled(target: Target, mode: Mode, backend: Callable[..., Any]) -> None:
     """One step as a user of ``torch.compile`` writes it, on a copy of the model."""
     compiled = torch.compile(copy.deepcopy(target.model), backend=backend)
     with torch.random.fork_rng(devices=[]):
@@ -162,7 +164,12 @@ def _race_in_child(request: ModelRequest, log_path: Path, threads: int) -> tuple
     """Race in a process of its own: threads pinned as in measuring, and a kernel that crashes there takes nothing along."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "race.json"
-        task = {"target": request.target, "mode": request.mode, "optimizer": request.optimizer, "seed": request.seed}
+        task: dict[str, Any] = {
+            "target": request.target,
+            "mode": request.mode,
+            "optimizer": request.optimizer,
+            "seed": request.seed,
+        }
         task |= {"threads": threads, "dialects": request.dialects, "log": str(log_path), "answer": str(answer)}
         child = subprocess.run(
             [sys.executable, "-m", "raftune.race_child", json.dumps(task)],

@@ -16,7 +16,9 @@ from raftune.graph.structure import Loss, find_loss, plain, split_batch
 class EagerStep:
     """``zero_grad``, forward, loss, ``backward``, ``step``; or one forward pass without gradients (``mode="infer"``)."""
 
-    def __init__(self, model: torch.nn.Module, loss: Loss | None, optimizer: torch.optim.Optimizer | None, mode: str) -> None:
+    def __init__(
+        self, model: Callable[..., Any], loss: Loss | None, optimizer: torch.optim.Optimizer | None, mode: str
+    ) -> None:
         self._model, self._loss, self._optimizer, self._mode = model, loss, optimizer, mode
 
     def __call__(self, inputs: Any) -> StepResult:
@@ -47,10 +49,10 @@ def kept_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) 
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-            for parameter, gradient, value in gradients:
+            for parameter, gradient, kept in gradients:
                 parameter.grad = gradient
-                if gradient is not None and value is not None:
-                    gradient.copy_(value)
+                if gradient is not None and kept is not None:
+                    gradient.copy_(kept)
         if optimizer is not None and settings is not None:
             optimizer.load_state_dict(copy.deepcopy(settings))
         torch.set_rng_state(random)

@@ -49,7 +49,7 @@ def interleave(sides: Mapping[str, Callable[[], object]], rounds: int, warmup: i
             run()
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
-        order = list(sides) if number % 2 == 0 else list(reversed(sides))
+        order = list(sides)[:: 1 if number % 2 == 0 else -1]
         for name in order:
             start = time.perf_counter_ns()
             sides[name]()

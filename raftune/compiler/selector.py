@@ -111,19 +111,23 @@ class Selector:
     def report_misses(self) -> None:
         """Say once, in one line, how many workloads the log did not know."""
         missed = self.counts.misses + self.counts.predicted
-        if missed and not self._reported:
-            self._reported = True
-            where = "no tuning log was given" if self.log is None else f"not in {self.log.path} for this device ({self.device})"
-            names = ", ".join(sorted(set(self.counts.missed_ops))[:4])
-            logger.warning(
-                "raftune: %d of %d workloads %s (%s, ...): %d run PyTorch's default, %d what the cost model predicts",
-                missed,
-                missed + self.counts.hits,
-                where,
-                names,
-                self.counts.misses,
-                self.counts.predicted,
-            )
+        if not missed or self._reported:
+            return
+        self._reported = True
+        if self.log is None:
+            logger.warning("raftune: no tuning log was given: all %d workloads run PyTorch's default", missed)
+            return
+        logger.warning(
+            "raftune: %d of %d workloads are not in %s for this device (%s), %s for one: %d run PyTorch's default, %d what the "
+            "cost model predicts",
+            missed,
+            missed + self.counts.hits,
+            self.log.path,
+            self.device,
+            self.counts.missed_ops[0],
+            self.counts.misses,
+            self.counts.predicted,
+        )
 
     def _choose(self, workload: Workload) -> Choice:
         found = self._measured(workload)

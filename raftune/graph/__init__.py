@@ -3,17 +3,34 @@
 from raftune.graph.capture import capture
 from raftune.graph.errors import CaptureError, StepMismatch, UnsupportedOptimizer
 from raftune.graph.step import Step, StepResult
-from raftune.graph.training_graph import CONSTANT_META, Kind, Slot, TrainingGraph
+from raftune.graph.training_graph import Kind, Slot, TrainingGraph
+from raftune.graph.workloads import (
+    CONSTANT_META,
+    Region,
+    Task,
+    merge_tasks,
+    region_of,
+    tasks_of,
+    workload_from_call,
+    workload_of,
+)
 
 __all__ = [
     "CONSTANT_META",
     "CaptureError",
     "Kind",
+    "Region",
     "Slot",
     "Step",
     "StepMismatch",
     "StepResult",
+    "Task",
     "TrainingGraph",
     "UnsupportedOptimizer",
     "capture",
+    "merge_tasks",
+    "region_of",
+    "tasks_of",
+    "workload_from_call",
+    "workload_of",
 ]

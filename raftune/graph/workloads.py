@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from raftune.graph.ranges import UnknownRange, value_range
 from raftune.workload import Arg, In, Literal, Operator, Out, TensorSpec, Workload
 
-# Set in a placeholder's meta by capture: the tensor's values do not change between calls.
 CONSTANT_META = "raftune_constant"
+"""Set to True in a placeholder's ``meta`` by capture: the tensor's values do not change between calls."""
 
 # Operators that move no data, or that only bring a value into being: nothing to choose between.
 _NOT_TASKS = frozenset(
@@ -77,7 +77,8 @@ def region_of(node: torch.fx.Node) -> Region | None:
     """The region of one graph node with its workload, or ``None`` if there is nothing to tune.
 
     Not tuned: views and other operators that move no data, factories, random operators (a seed must mean what it means in
-    eager; attention without dropout is not random), operators with data-dependent shapes, and calls whose specs are not static. Nodes must carry ``meta["val"]``.
+    eager; attention without dropout is not random), operators with data-dependent shapes, and calls whose specs are not
+    static. Nodes must carry ``meta["val"]``.
     """
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or not is_tunable(node.target):
         return None
