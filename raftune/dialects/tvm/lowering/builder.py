@@ -97,21 +97,23 @@ class Builder:
 
     def result_type(self, *operands: Operand) -> str:
         """PyTorch's common type of tensors and Python numbers."""
-        stand_ins: list[Any] = [
+        stand_ins = [
             torch.empty((1,) * len(o.shape), dtype=dtype_of(dtype_name(o))) if isinstance(o, te.Tensor) else o for o in operands
         ]
-        common = stand_ins[0].dtype if len(stand_ins) == 1 else None
-        if common is None:
-            common = torch.result_type(stand_ins[0], stand_ins[1])
-            for i, other in enumerate(stand_ins[2:], 2):
-                # Numbers never widen what tensors of their kind agreed on, so folding over the tensors' kinds is enough.
-                common = torch.result_type(
-                    torch.empty((1,) * max(len(getattr(s, "shape", ())) for s in stand_ins[:i]), dtype=common), other
-                )
-        return str(common).removeprefix("torch.")
+        # The operand of the highest rank first: lower kinds (0-d tensors, numbers) do not widen what it says.
+        first, *others = sorted(stand_ins, key=lambda o: -1 if not isinstance(o, torch.Tensor) else o.dim(), reverse=True)
+        for other in others:
+            first = torch.empty(first.shape, dtype=torch.result_type(first, other))
+        return str(first.dtype).removeprefix("torch.")
 
     def broadcast(self, *operands: Operand) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(*(shape_of(o) for o in operands if isinstance(o, te.Tensor))))
+        """The common shape of the tensors among the operands."""
+        shapes = [shape_of(o) for o in operands if isinstance(o, te.Tensor)]
+        return tuple(int(n) for n in torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+    def sum_type(self, x: Tensor) -> str | None:
+        """The type that PyTorch sums ``x`` in, where it is not its own."""
+        return None if is_float(dtype_name(x)) else "int64"
 
     # Reductions.
 
@@ -131,7 +133,7 @@ class Builder:
         shape = shape_of(source)
         reduced = sorted(a % len(shape) for a in axes)
         kept = [a for a in range(len(shape)) if a not in reduced]
-        body = element or (lambda *indices: source(*indices))
+        body: Callable[..., Expr] = element or source
         if dtype is not None:
             inner = body
             body = lambda *indices: self.cast(inner(*indices), dtype)  # noqa: E731
@@ -269,6 +271,31 @@ class Builder:
 
     def sqrt(self, x: Expr) -> Expr:
         return tirx.sqrt(x)
+
+    def like(self, value: Scalar, sample: Expr) -> Expr:
+        """A constant of the type of ``sample``."""
+        return constant(value, dtype_name(sample))
+
+    def constant(self, value: Scalar, dtype: str) -> Expr:
+        return constant(value, dtype)
+
+    def dtype(self, tensor: Tensor) -> str:
+        return dtype_name(tensor)
+
+    def index(self, value: Expr) -> Expr:
+        """A loaded integer as an index; views and embeddings are within 32 bits."""
+        return value.astype("int32")
+
+    def compare(self, kind: str, a: Expr, c: Expr) -> Expr:
+        """Equality of the values (``==`` on expressions may compare the expressions)."""
+        return tirx.EQ(a, c) if kind == "eq" else tirx.NE(a, c)
+
+    def both(self, a: Expr, c: Expr) -> Expr:
+        return tirx.all(a, c)
+
+    def guarded(self, condition: Expr, yes: Expr, no: Expr) -> Expr:
+        """Like :meth:`select`, but only the chosen side is evaluated: an index on the other one may be out of bounds."""
+        return tirx.if_then_else(condition, yes, no)
 
     def select(self, condition: Expr, yes: Expr, no: Expr) -> Expr:
         return tirx.Select(condition, yes, no)

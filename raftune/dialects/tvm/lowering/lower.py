@@ -57,7 +57,8 @@ def lower(workload: Workload, builder: Builder) -> Lowered:
         made = lowering.rule(builder, *(value(a) for a in operator.args), **{k: value(a) for k, a in operator.kwargs})
         results.append(made if isinstance(made, tuple) else (made,))
 
-    outputs, axes = [], []
+    outputs: list[Any] = []
+    axes: list[tuple[int, ...] | None] = []
     for number, (out, spec) in enumerate(zip(workload.outputs, workload.results, strict=True)):
         tensor = results[out.node][out.index]
         _check_result(number, tensor, spec, workload)
@@ -79,7 +80,7 @@ def _stored(builder: Builder, tensor: Any, spec: TensorSpec, taken: list[Any]) -
     """The tensor in the memory order of ``spec``; a copy where it is an input or already another output."""
     if spec.is_contiguous:
         if any(tensor.same_as(other) for other in taken):
-            tensor = builder.compute(spec.shape, lambda *indices: tensor(*indices))
+            tensor = builder.compute(spec.shape, tensor)
         return tensor, None
     axes = dense_order(spec)
 

@@ -60,7 +60,7 @@ class MatmulTiling:
 def default_tiling(m: int, n: int, vector: int, itemsize: int) -> MatmulTiling:
     """The tile to start from, for ``vector`` elements a register: two registers wide, or one where the product is narrow."""
     tile_n = vector if n <= vector else 2 * vector
-    return MatmulTiling(best_rows(m, tile_n, vector, itemsize), tile_n, True, "nm", 1)
+    return MatmulTiling(best_rows(m, tile_n, vector, itemsize), tile_n, True, "nm", 4)
 
 
 def best_rows(m: int, tile_n: int, vector: int, itemsize: int) -> int:
