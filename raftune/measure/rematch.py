@@ -29,9 +29,9 @@ def interleave(
 ) -> list[Rematch]:
     """Race every contender against ``default`` over ``policy.rematch_rounds`` rounds; one result per contender, cost not set.
 
-    The order rotates and turns round from round to round. A turn during which the cores were taken away does not count; rounds
-    are added for it, at most as many again. ``announce`` is told who runs next: a contender's position, or -1 for the default.
-    What a kernel raises is passed on.
+    The order rotates from round to round, and turns round after a full rotation. A turn during which the cores were taken away
+    does not count; rounds are added for it, at most as many again. ``announce`` is told who runs next: a contender's position,
+    or -1 for the default. What a kernel raises is passed on.
     """
     calls = [default, *contenders]
     inner, turn_ns = [], []
@@ -50,7 +50,7 @@ def interleave(
             break
         order = [(number + i) % len(calls) for i in range(len(calls))]
         times: dict[int, float | None] = {}
-        for index in order if number % 2 == 0 else reversed(order):
+        for index in order if number // len(calls) % 2 == 0 else reversed(order):
             announce(index - 1)
             times[index] = _turn(calls[index], inner[index], batches[index], clock)
         default_ns = times[0]
