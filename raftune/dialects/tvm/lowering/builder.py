@@ -197,12 +197,9 @@ class Builder:
             )
         # Halve while a half is still a vector, so that the last tree of scalar terms stays small.
         width = lanes
-        while width > max(_TERM_LIMIT, 1):
+        while width > _TERM_LIMIT:
             width //= 2
-            wide, half = partial, width
-            partial = self.compute(
-                [*kept_shape, half], lambda *s, w=wide, h=half: combine(w(*s), w(*s[:-1], s[-1] + h)), "fold"
-            )
+            partial = self._halve(partial, kept_shape, width, combine)
 
         def total(*s: Expr) -> Expr:
             terms = [partial(*s, lane) for lane in range(width)]
@@ -211,6 +208,9 @@ class Builder:
             return tree(combine, terms)
 
         return self.compute(kept_shape, total, "fold")
+
+    def _halve(self, wide: Tensor, kept: Sequence[int], half: int, combine: Callable[[Expr, Expr], Expr]) -> Tensor:
+        return self.compute([*kept, half], lambda *s: combine(wide(*s), wide(*s[:-1], s[-1] + half)), "fold")
 
     # Products.
 

@@ -105,30 +105,37 @@ def _vectorize_map(sch: Schedule, loops: list[Loop], lanes: int, threads: int) -
 
 
 def _gather_rows(sch: Schedule, stages: list[Stage], lanes: int, threads: int) -> set[str]:
-    """Run all stages of one row before the next row, so that a row is read from memory once. Returns the stages it moved."""
-    first = stages[0]
-    rows = len(first.tensor.shape) - (1 if first.kind == "lanes" else 0)
-    if rows == 0 or len(stages) == 1:
-        return set()
-    block = sch.get_sblock(first.name)
-    loops = sch.get_loops(block)
-    anchor = loops[rows - 1]
-    moved = {first.name}
-    for stage in stages[1:]:
-        with suppress(ScheduleError):
-            sch.reverse_compute_at(stage.name, anchor, preserve_unit_loops=True)
-            moved.add(stage.name)
+    """Run all stages of one row before the next row, so that a row is read from memory once. Returns the stages it moved.
+
+    Rows are the leading dimensions that the first stage keeps; stages without them (a sum over the rows) stay by themselves.
+    """
+    first = stages[0].tensor.shape
+    rows = len(first) - (1 if stages[0].kind == "lanes" else 0)
+    prefix = [int(n) for n in first[:rows]]
+    together = []
     for stage in stages:
-        if stage.name in moved:
-            _inside_row(sch, stage, rows, lanes)
-    _parallel(sch, sch.get_loops(first.name)[0], threads)
-    return moved
+        if [int(n) for n in stage.tensor.shape[:rows]] != prefix:
+            break
+        together.append(stage)
+    if rows == 0 or len(together) < 2:
+        return set()
+    row_loops = []
+    for stage in together:
+        loops = sch.get_loops(stage.name)
+        row_loops.append(sch.fuse(*loops[:rows]))
+    try:
+        row = sch.merge(*row_loops)
+    except ScheduleError:
+        return set()
+    for stage in together:
+        _inside_row(sch, stage, 1, lanes)
+    _parallel(sch, row, threads)
+    return {stage.name for stage in together}
 
 
 def _inside_row(sch: Schedule, stage: Stage, rows: int, lanes: int) -> None:
     block = sch.get_sblock(stage.name)
     loops = sch.get_loops(block)
-    # Only the loops of the row itself: the unit loops that moving left behind stand for the row's dimensions.
     own = loops[rows:]
     if stage.kind == "lanes":
         vector = own[0]
