@@ -1,0 +1,92 @@
+"""oneDNN inside PyTorch: products and convolutions, plain or with packed weights, with an element-wise operator fused in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from typing import ClassVar
+
+from raftune.dialects.base import Dialect, Kernel, Unsupported
+from raftune.dialects.convolutions import Convolution
+from raftune.dialects.onednn import convolution, matmul
+from raftune.dialects.onednn.postop import PostOp, split
+from raftune.dialects.products import Product
+from raftune.workload import Config, Workload
+
+_DTYPES = ("float32", "bfloat16")
+
+
+class OnednnDialect(Dialect):
+    """Operators of ``torch.ops.mkldnn``. oneDNN is part of the PyTorch build, whose version says which one."""
+
+    name: ClassVar[str] = "onednn"
+    priority: ClassVar[int] = 70
+
+    def version(self) -> str:
+        return version("torch")
+
+    def unavailable(self) -> str | None:
+        return _unavailable()
+
+    def supports(self, workload: Workload) -> bool:
+        return _core(workload) is not None
+
+    def candidates(self, workload: Workload) -> Sequence[Config]:
+        found = _core(workload)
+        if found is None:
+            return ()
+        core, _ = found
+        return matmul.configs(core) if isinstance(core, Product) else convolution.configs(core)
+
+    def build(self, workload: Workload, config: Config) -> Kernel:
+        found = _core(workload)
+        if found is None:
+            raise Unsupported(f"oneDNN in PyTorch has no kernel for {workload.op} with these specs")
+        core, postop = found
+        if core.workload.inputs[0].dtype == "bfloat16":
+            import torch
+
+            if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+                raise Unsupported("oneDNN has no bfloat16 kernels on this processor")
+        return matmul.build(core, config, postop) if isinstance(core, Product) else convolution.build(core, config, postop)
+
+    def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
+        """Which kernel, whether the weight is packed and when, and whether results or images are rearranged."""
+        found = _core(workload)
+        if found is None:
+            return {}
+        core, _ = found
+        rearranged = isinstance(core, Convolution) and config.get("layout", core.layout) != core.layout
+        return {
+            "linear": float(str(config.get("kernel")).startswith("linear")),
+            "convolution": float(str(config.get("kernel")).endswith("convolution")),
+            "swap": float(config.get("result") == "column"),
+            "packed": float(config.get("weight") == "packed"),
+            "packed_once": float(config.get("weight") == "packed_once"),
+            "changes_layout": float(rearranged),
+            "flipped": float(config.get("input") == "flipped"),
+            "input_linear": float(config.get("input") == "linear"),
+            "weight_linear": float(config.get("weight") == "linear"),
+            "weight_convolution": float(config.get("weight") == "convolution"),
+        }
+
+
+@cache
+def _unavailable() -> str | None:
+    try:
+        import torch
+    except ImportError as error:
+        return f"torch cannot be imported: {error}"
+    return None if torch._C._has_mkldnn else f"PyTorch {torch.__version__} was built without oneDNN (mkldnn)"
+
+
+def _core(workload: Workload) -> tuple[Product | Convolution, PostOp] | None:
+    """The product or convolution of the region in a form that oneDNN takes, and the operator to fuse."""
+    parts = split(workload)
+    if parts is None or any(s.dtype not in _DTYPES or s.dtype != workload.inputs[0].dtype for s in workload.inputs):
+        return None
+    core = Product.of(parts[0]) or Convolution.of(parts[0])
+    if isinstance(core, Convolution) and core.is_backward and parts[1].name != "none":
+        return None
+    return None if core is None else (core, parts[1])
