@@ -1,7 +1,7 @@
 """Predicts how candidates of different dialects compare on a workload, learned from the tuning log."""
 
 from raftune.cost_model.errors import CostModelWarning, NotEnoughData
-from raftune.cost_model.evaluate import Evaluation, evaluate, evaluate_rows
+from raftune.cost_model.evaluation import Evaluation, evaluate, evaluate_rows
 from raftune.cost_model.model import CostModel, Prediction, model_path
 from raftune.cost_model.training import train
 

@@ -66,10 +66,10 @@ class Describer:
 
     def __init__(self, describe: Describe | None = None) -> None:
         self._describe = describe or dialect_features
-        self._shared: dict[tuple[str, str], Features] = {}
+        self._shared: dict[tuple[str, Device | None], Features] = {}
 
     def __call__(self, workload: Workload, candidate: Candidate, device: Device | None) -> Features:
-        key = (workload.digest, device.digest if device is not None else "")
+        key = (workload.digest, device)
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = workload_features(workload) | (device_features(device) if device is not None else {})

@@ -82,6 +82,12 @@ def candidate_features(candidate: Candidate, extra: Mapping[str, float]) -> Feat
     return found | {f"{name}::{key}": _finite(value) for key, value in extra.items()}
 
 
+def config_names(candidate: Candidate, features: Features) -> Iterator[str]:
+    """The names among ``features`` that come from the candidate's config or from its dialect's description of it."""
+    prefix = f"{candidate.dialect}:"
+    return (name for name in features if name.startswith(prefix))
+
+
 @dataclass(frozen=True, slots=True)
 class Encoder:
     """An ordered list of columns; everything else that a row has is not looked at."""
@@ -89,19 +95,20 @@ class Encoder:
     columns: tuple[str, ...]
 
     @staticmethod
-    def learn(rows: Sequence[Features]) -> Encoder:
-        """The columns of ``rows`` that tell at least one row from another, the most frequent ones if there are too many."""
+    def learn(rows: Sequence[Features]) -> tuple[Encoder, Matrix]:
+        """The columns of ``rows`` that tell at least one row from another, and ``rows`` encoded with them.
+
+        If there are too many names, the most frequent ones are looked at.
+        """
         counts: Counter[str] = Counter()
-        low: Features = {}
-        high: Features = {}
         for row in rows:
-            for name, value in row.items():
-                counts[name] += 1
-                low[name] = min(low.get(name, value), value)
-                high[name] = max(high.get(name, value), value)
-        telling = [name for name, count in counts.items() if count < len(rows) or low[name] != high[name]]
-        telling.sort(key=lambda name: (-counts[name], name))
-        return Encoder(tuple(sorted(telling[:_MAX_COLUMNS])))
+            counts.update(row.keys())
+        frequent = sorted(counts, key=lambda name: (-counts[name], name))[:_MAX_COLUMNS]
+        matrix = Encoder(tuple(sorted(frequent))).encode(rows)
+        # NaN, for a row without the feature, differs from every value.
+        telling = (matrix != matrix[0]).any(axis=0)
+        names = np.array(sorted(frequent))[telling]
+        return Encoder(tuple(str(name) for name in names)), matrix[:, telling]
 
     def encode(self, rows: Sequence[Features]) -> Matrix:
         """A float32 matrix, one row a mapping, one column a name, NaN where missing."""

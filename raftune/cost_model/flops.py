@@ -61,7 +61,8 @@ _WORDS = (
     ("loss", ("nll_loss", "mse_loss", "cross_entropy", "binary_cross", "huber_loss", "l1_loss")),
     ("softmax", ("softmax",)),
     ("embedding", ("embedding", "index_put", "index_select", "gather", "scatter")),
-    ("activation", ("gelu", "silu", "sigmoid", "tanh", "exp", "erf", "elu", "threshold", "mish", "softplus")),
+    ("other", ("relu",)),
+    ("activation", ("gelu", "silu", "sigmoid", "tanh", "exp", "erf", "elu", "mish", "softplus")),
     ("reduction", ("sum", "mean", "var", "amax", "amin", "argmax", "argmin", "prod", "cumsum")),
 )
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from raftune.cost_model import store
 from raftune.cost_model.dataset import Describe, Describer, Sample, samples
 from raftune.cost_model.errors import NotEnoughData
-from raftune.cost_model.features import Encoder, Matrix
+from raftune.cost_model.features import Encoder, Matrix, config_names
 from raftune.device import Device
 from raftune.log import TrainingRow
 from raftune.workload import Candidate, Workload
@@ -42,11 +42,14 @@ _PARAMETERS: dict[str, Any] = {
     "min_child_weight": 2.0,
     "subsample": 0.9,
     "colsample_bytree": 0.7,
+    "max_bin": 64,
     "nthread": 1,
     "verbosity": 0,
 }
 # How many unseen-workload errors of one dialect weigh as much as the error of all.
 _SHRINKAGE = 10.0
+# No prediction is surer than timings repeat.
+_LEAST_STD = 0.01
 # One-sided 95% bound of a normal distribution.
 _BOUND = 1.645
 _MIN_OK = 0.9
@@ -84,19 +87,23 @@ class CostModel:
         return self._fitted is not None
 
     def fit(self, rows: Iterable[TrainingRow]) -> CostModel:
-        """Learn from the log's rows, forgetting what was learned before; raises :class:`NotEnoughData`."""
+        """Learn from the log's rows, forgetting what was learned before.
+
+        With fewer than :data:`MIN_SAMPLES` timed candidates that have a timed default, or with nothing that tells them apart,
+        the prior stays (see :attr:`is_fitted`).
+        """
         return self.fit_samples(samples(rows))
 
     def fit_samples(self, data: Sequence[Sample]) -> CostModel:
+        """As :meth:`fit`, for rows that were prepared already."""
+        self._fitted = None
         timed = [s for s in data if s.log_ratio is not None]
         if len(timed) < MIN_SAMPLES:
-            raise NotEnoughData(
-                f"{len(timed)} timed candidates with a timed default are too few to learn from; {MIN_SAMPLES} are needed: "
-                "tune something first"
-            )
+            return self
         described = [self._features(s.workload, s.candidate, s.device) for s in data]
-        encoder = Encoder.learn(described)
-        matrix = encoder.encode(described)
+        encoder, matrix = Encoder.learn(described)
+        if not encoder.columns:
+            return self
         is_timed = np.array([s.log_ratio is not None for s in data])
         target = np.array([s.log_ratio for s in timed], dtype=np.float64)
         members, errors = self._fit_ensemble(matrix[is_timed], target, timed)
@@ -115,24 +122,31 @@ class CostModel:
     def predict(self, workload: Workload, candidates: Sequence[Candidate], *, device: Device | None = None) -> list[Prediction]:
         """One prediction a candidate, in order.
 
-        A dialect that no row was about, and every dialect before the first fit, gets the prior: as fast as the default, a
-        little slower for each place in the order given, with :data:`PRIOR_STD`.
+        A dialect of which the rows knew nothing but the default, and every dialect before the first fit, gets the prior: as
+        fast as the default, a little slower for each place in the order given, with :data:`PRIOR_STD`. A config that says
+        something new (a name or a word that no row had) is at least as uncertain as the prior.
         """
         prior = [Prediction(0.01 * place, PRIOR_STD) for place in range(len(candidates))]
         fitted = self._fitted
         if fitted is None or not candidates:
             return prior
         where = device or self.device
-        matrix = Encoder(fitted.columns).encode([self._features(workload, c, where) for c in candidates])
+        described = [self._features(workload, c, where) for c in candidates]
+        matrix = Encoder(fitted.columns).encode(described)
         values = np.stack([_inplace_predict(member, matrix) for member in fitted.members])
         runs = np.ones(len(candidates)) if fitted.runs is None else _inplace_predict(fitted.runs, matrix)
         mean, spread = values.mean(axis=0), values.std(axis=0)
-        return [
-            Prediction(float(mean[i]), math.hypot(float(spread[i]), fitted.residuals[c.dialect]), float(runs[i]))
-            if c.dialect in fitted.residuals
-            else prior[i]
-            for i, c in enumerate(candidates)
-        ]
+        known = frozenset(fitted.columns)
+        predictions = []
+        for i, candidate in enumerate(candidates):
+            residual = fitted.residuals.get(candidate.dialect)
+            if residual is None:
+                predictions.append(prior[i])
+                continue
+            if not known.issuperset(config_names(candidate, described[i])):
+                residual = max(residual, PRIOR_STD)
+            predictions.append(Prediction(float(mean[i]), math.hypot(float(spread[i]), residual), float(runs[i])))
+        return predictions
 
     def choose(
         self, workload: Workload, candidates: Sequence[Candidate], *, device: Device | None = None
@@ -224,15 +238,18 @@ def _inplace_predict(booster: Any, matrix: Matrix) -> Vector:
 
 
 def _residuals(errors: Sequence[Sequence[float]], timed: Sequence[Sample]) -> dict[str, float]:
-    """Root mean square error on unseen workloads by dialect, drawn towards that of all; the prior where none was left out."""
-    squares: dict[str, list[float]] = {s.candidate.dialect: [] for s in timed}
+    """Root mean square error on unseen workloads by dialect, drawn towards that of all; the prior where none was left out.
+
+    The default does not count: that its ratio is one is no knowledge of its dialect.
+    """
+    squares: dict[str, list[float]] = {s.candidate.dialect: [] for s in timed if not s.is_default}
     for sample, values in zip(timed, errors, strict=True):
-        if values:
+        if values and not sample.is_default:
             squares[sample.candidate.dialect].append(float(np.mean(np.square(values))))
     everything = [square for values in squares.values() for square in values]
     overall = float(np.mean(everything)) if everything else PRIOR_STD**2
     return {
-        dialect: math.sqrt((sum(values) + _SHRINKAGE * overall) / (len(values) + _SHRINKAGE))
+        dialect: max(_LEAST_STD, math.sqrt((sum(values) + _SHRINKAGE * overall) / (len(values) + _SHRINKAGE)))
         for dialect, values in sorted(squares.items())
     }
 

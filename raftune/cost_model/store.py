@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raftune.cost_model import trees
 from raftune.cost_model.errors import CostModelWarning
 from raftune.cost_model.features import FEATURE_SCHEMA
 from raftune.device import Device
@@ -30,7 +31,7 @@ class Fitted:
 
 
 class _Unusable(ValueError):
-    """Why a stored model cannot be used."""
+    """Why a stored model cannot be used, when it is not damaged."""
 
 
 def save(fitted: Fitted, path: Path) -> None:
@@ -91,8 +92,8 @@ def _parse(text: bytes) -> Fitted:
     if not members:
         raise _Unusable("it has no members")
     residuals = {str(name): float(std) for name, std in value["residuals"].items()}
-    if not all(0 <= std < float("inf") for std in residuals.values()):
-        raise _Unusable(f"its errors are not finite: {residuals}")
+    if not all(0 < std < float("inf") for std in residuals.values()):
+        raise _Unusable(f"its errors are not positive and finite: {residuals}")
     runs = _booster_from_json(value["runs"], len(columns)) if value["runs"] is not None else None
     device = None
     if value["device"] is not None:
@@ -107,10 +108,10 @@ def _booster_to_json(booster: Any) -> Any:
 def _booster_from_json(model: Any, columns: int) -> Any:
     import xgboost
 
+    trees.check(model, columns)
     booster = xgboost.Booster({"nthread": 1})
     booster.load_model(bytearray(json.dumps(model).encode()))
-    if booster.num_features() != columns:
-        raise _Unusable(f"a member has {booster.num_features()} features for {columns} columns")
+    booster.set_param({"nthread": 1})
     return booster
 
 

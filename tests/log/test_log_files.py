@@ -50,7 +50,7 @@ def test_readers_do_not_block_a_writer_and_see_committed_rows(path):
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"just a text file, long enough to be looked at" * 40, "not a database"), (b"SQLite format 3\0" + b"\1" * 2000, "cannot")],
+    [(b"just a text file, long enough" * 60, "not a database"), (b"SQLite format 3\0" + b"\1" * 2000, "cannot")],
 )
 def test_a_file_that_is_no_database_is_refused_and_kept(path, content, message, read_only):
     path.write_bytes(content)

@@ -59,8 +59,8 @@ def evaluate_rows(
             if sample.workload.digest == held_out:
                 groups.setdefault(sample.device_digest, []).append(sample)
         choices = [group for group in groups.values() if len(group) > 1]
-        if choices and inside:
-            model = CostModel(seed=seed, describe=describe).fit_samples(inside)
+        model = CostModel(seed=seed, describe=describe).fit_samples(inside)
+        if choices and model.is_fitted:
             scored.extend(_score(model, group, (weights or {}).get(held_out, 1.0)) for group in choices)
     if not scored:
         raise NotEnoughData("at least two workloads with several measured candidates are needed: tune something first")
