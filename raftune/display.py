@@ -19,6 +19,9 @@ from raftune.search import Event, Measured, Rematched, Sampled, SearchStarted, T
 from raftune.search import Progress as Listener
 from raftune.workload import Candidate, Workload
 
+# Without a terminal there is no width to fit into, and a cut column cannot be read back.
+_PIPED_WIDTH = 200
+
 
 @contextmanager
 def live_progress(budget_seconds: float | None) -> Iterator[Listener]:
@@ -80,7 +83,7 @@ def short_config(candidate: Candidate, limit: int = 44) -> str:
 
 def print_result(result: TuneResult, race: RaceResult | None) -> None:
     """The table of tasks, heaviest first, and the race of the whole step."""
-    console = Console()
+    console = _stdout()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("task", "shapes"):
         table.add_column(heading, no_wrap=True, max_width=34)
@@ -127,7 +130,7 @@ def print_tasks(rows: Sequence[tuple[Workload, int, dict[str, int]]]) -> None:
         table.add_column(name, justify="right")
     for workload, weight, counts in rows:
         table.add_row(short_op(workload), short_shapes(workload), str(weight), *(str(counts.get(n, 0)) for n in dialects))
-    console = Console()
+    console = _stdout()
     console.print(table, soft_wrap=True)
     total = sum(sum(counts.values()) for _, _, counts in rows)
     console.print(f"\n{len(rows)} tasks, {total} candidates, before any that a dialect samples", highlight=False)
@@ -153,7 +156,7 @@ def winner_json(row: LoggedWinner) -> dict[str, Any]:
 
 def print_winners(rows: Sequence[LoggedWinner]) -> None:
     """One table per device, the largest gains first."""
-    console = Console()
+    console = _stdout()
     for device in dict.fromkeys(row.device for row in rows):
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in ("task", "shapes", "winner", "dialect"):
@@ -184,7 +187,12 @@ def print_dialects(rows: Sequence[DialectInfo]) -> None:
         table.add_column(heading)
     for row in rows:
         table.add_row(row.name, row.version, "yes" if row.available else "no", row.reason)
-    Console().print(table, soft_wrap=True)
+    _stdout().print(table, soft_wrap=True)
+
+
+def _stdout() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPED_WIDTH)
 
 
 def _number(value: float | None) -> str:
