@@ -1,0 +1,114 @@
+import json
+import sqlite3
+import textwrap
+
+import pytest
+from click.testing import CliRunner
+
+from raftune.cli import main
+
+TINY = """
+    import torch
+    from torch import nn
+    import torch.nn.functional as F
+
+    def make():
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        return model, (torch.randn(6, 8), torch.randint(4, (6,))), F.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1)
+
+    def wrong():
+        return nn.Linear(8, 4), torch.randn(6, 9)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text(textwrap.dedent(TINY))
+
+    def call(*arguments):
+        return CliRunner().invoke(main, [str(a) for a in arguments])
+
+    return call
+
+
+def one_line_error(result):
+    assert result.exit_code == 2, result.output
+    lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1
+    assert "Traceback" not in result.output
+    return lines[0]
+
+
+def test_dialects_are_listed_for_machines(run):
+    rows = json.loads(run("dialects", "--json").stdout)
+    assert {"aten", "onednn", "inductor", "tvm"} <= {row["name"] for row in rows}
+    assert all(set(row) == {"name", "version", "available", "reason"} for row in rows)
+
+
+def test_a_dry_run_lists_tasks_and_measures_nothing(run, tmp_path):
+    result = run("tune", "model", "tiny.py:make", "--dry-run", "--json", "--dialects", "aten")
+    assert result.exit_code == 0, result.output
+    tasks = {task["op"]: task for task in json.loads(result.stdout)["tasks"]}
+    assert tasks["aten.relu.default"]["weight"] == 1
+    assert tasks["aten.addmm.default"]["candidates"]["aten"] > 1
+    assert not (tmp_path / "raftune.sqlite").exists()
+
+
+def test_tuning_measures_once_and_answers_from_the_log_afterwards(run, tmp_path):
+    arguments = (
+        "tune",
+        "model",
+        "tiny.py:make",
+        "--dialects",
+        "aten",
+        "--trials",
+        "14",
+        "--budget",
+        "60s",
+        "--threads",
+        "1",
+        "--json",
+    )
+    first = run(*arguments)
+    assert first.exit_code == 0, first.output
+    told = json.loads(first.stdout.splitlines()[-1])
+    assert 0 < told["measured"] <= 14
+    assert set(told["race"]) >= {"eager_ms", "raftune_ms", "ratio"}
+    for task in told["tasks"]:
+        assert {"digest", "op", "weight", "default_us", "winner", "dialect", "best_us"} <= set(task)
+
+    again = json.loads(run(*arguments).stdout.splitlines()[-1])
+    assert again["measured"] == 0
+    assert again["hits"] == told["measured"]
+    assert again["race"] == told["race"]
+
+    rows = json.loads(run("log", "show", "raftune.sqlite", "--json").stdout)
+    known = {task["digest"] for task in told["tasks"] if task["default_us"] is not None}
+    assert {row["digest"] for row in rows} == known
+    with sqlite3.connect(tmp_path / "raftune.sqlite") as log:
+        assert log.execute("select count(*) from measurement").fetchone()[0] >= told["measured"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tune", "model", "nothing"), "unknown target 'nothing'"),
+        (("tune", "model", "tiny.py:absent"), "no callable 'absent'"),
+        (("tune", "model", "tiny.py:wrong", "--optimizer", "none"), "does not run on its example inputs"),
+        (("tune", "model", "tiny.py:make", "--dialects", "aten,nvm"), "unknown dialect 'nvm'"),
+        (("tune", "model", "tiny.py:make", "--budget", "soon"), "duration 'soon'"),
+        (("tune", "model", "tiny.py:make", "--log", "absent/folder/x.sqlite"), "absent/folder/x.sqlite"),
+        (("log", "show", "absent.sqlite"), "absent.sqlite"),
+        (("log", "show", "tiny.py"), "tiny.py"),
+        (("cost-model", "train", "absent.sqlite"), "absent.sqlite"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_status_2(run, arguments, message):
+    assert message in one_line_error(run(*arguments))
+
+
+def test_a_file_that_is_not_a_log_is_left_as_it_was(run, tmp_path):
+    (tmp_path / "precious.txt").write_text("do not touch")
+    one_line_error(run("tune", "model", "tiny.py:make", "--log", "precious.txt"))
+    assert (tmp_path / "precious.txt").read_text() == "do not touch"
