@@ -19,6 +19,7 @@ from raftune.graph.errors import CaptureError, UnsupportedOptimizer
 from raftune.graph.members import buffers_of, parameters_of, restored
 from raftune.graph.optimizer import OptimizerFactory, StateKey, apply_update, new_state, plan_groups
 from raftune.graph.structure import BatchSpec, Loss, Result, ResultSpec, find_loss, flatten, plain, split_batch
+from raftune.graph.tracing import PlainRecurrence, compiling
 from raftune.graph.training_graph import Kind, Slot, Source, TrainingGraph
 from raftune.graph.workloads import CONSTANT_META
 
@@ -129,6 +130,7 @@ class _Capture:
         with (
             torch.random.fork_rng(devices=()),
             restored(self.model),
+            compiling(),
             self.fake_mode,
             enable_python_dispatcher(),
             torch.set_grad_enabled(self.mode == "train"),
@@ -143,7 +145,7 @@ class _Capture:
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
         """The function that is traced; returns the settled outputs, then every input as the forward pass left it."""
-        with FunctionalTensorMode():
+        with FunctionalTensorMode(), PlainRecurrence():
             wrapped = [to_fun(tensor) for tensor in flat]
             parameters = {m.name: wrapped[i].detach() for i, m in enumerate(self.parameters)}
             for name in self.wanted:
