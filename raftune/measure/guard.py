@@ -26,6 +26,8 @@ _SLOWDOWN = 1.3
 # The reference is the best of the last probes: a machine that became slower for good is believed after some retries.
 _MEMORY = 12
 _BACKOFF_S = (0.1, 0.4)
+# After this many timings in a row that stayed disturbed, waiting is known not to help: one attempt, until one is quiet.
+_PATIENCE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class ContentionGuard:
     def __init__(self, clock: Clock = SYSTEM_CLOCK, work: Callable[[], None] | None = None) -> None:
         self._clock = clock
         self._work = work or _calibration_work
+        self._disturbed_in_a_row = 0
         self._recent: deque[int] = deque(maxlen=_MEMORY)
         self.probe()
 
@@ -57,8 +60,11 @@ class ContentionGuard:
         objection: Callable[[T], str | None],
         sleep: Callable[[float], None] = time.sleep,
     ) -> Guarded[T]:
-        """Run ``timing``, again after a pause while it was disturbed or ``objection`` names a reason: three times at most."""
-        pauses = iter(_BACKOFF_S)
+        """Run ``timing``, again after a pause while it was disturbed or ``objection`` names a reason: three times at most.
+
+        On a machine that stays disturbed for several timings, once.
+        """
+        pauses = iter(_BACKOFF_S if self._disturbed_in_a_row < _PATIENCE else ())
         while True:
             reference = min(self._recent)
             before = self.probe()
@@ -68,6 +74,7 @@ class ContentionGuard:
             if disturbance is None and slowdown > _SLOWDOWN:
                 disturbance = f"the processor ran {slowdown:.1f} times slower than it did before"
             if disturbance is None or (pause := next(pauses, None)) is None:
+                self._disturbed_in_a_row = 0 if disturbance is None else self._disturbed_in_a_row + 1
                 return Guarded(value, disturbance)
             sleep(pause)
 

@@ -184,20 +184,19 @@ class Measurer:
                 message = worker.channel.receive(_POLL_S)
             except EOFError:
                 raise _Died(Status.CRASH, self._epitaph(worker), index) from None
-            if message is None:
-                if worker.process.poll() is not None:
-                    raise _Died(Status.CRASH, self._epitaph(worker), index)
-                if worker.resident() > self._memory_limit:
-                    raise _Died(Status.OOM, f"more than {self._policy.memory_limit_mb} MB of memory", index)
-                if time.monotonic() > deadline:
-                    raise _Died(Status.TIMEOUT, f"not finished after {limit:g} s", index)
-                if os.fstat(worker.output).st_size > _OUTPUT_LIMIT:
-                    os.ftruncate(worker.output, 0)
-            elif message.get("event") == "at":
-                index = int(message["index"])
-                deadline = time.monotonic() + limit
-            else:
+            if message is not None and message.get("event") != "at":
                 return message
+            if message is not None:
+                index = int(message["index"])
+                deadline = time.monotonic() + self._policy.timeout
+            elif worker.process.poll() is not None:  # something that it started may still hold the connection open
+                raise _Died(Status.CRASH, self._epitaph(worker), index)
+            if worker.resident() > self._memory_limit:
+                raise _Died(Status.OOM, f"more than {self._policy.memory_limit_mb} MB of memory", index)
+            if time.monotonic() > deadline:
+                raise _Died(Status.TIMEOUT, f"not finished after {self._policy.timeout:g} s", index)
+            if os.fstat(worker.output).st_size > _OUTPUT_LIMIT:
+                os.ftruncate(worker.output, 0)
 
     @property
     def _memory_limit(self) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from raftune.measure.stats import median_upper_bound
-from raftune.measure.timer import SYSTEM_CLOCK, Clock, calls_per_batch, run_batch
+from raftune.measure.timer import SYSTEM_CLOCK, Clock, best_of, calls_per_batch, run_batch
 from raftune.measurement import Policy, Rematch, Status
 
-# A turn is the best of some batches of half a millisecond, or one call of a slow kernel.
+# A turn is the best of some batches of half a millisecond, or one batch as long as a call of a slow default.
 _BATCH_NS = 500_000
 _BATCHES = 4
 # Fewer rounds than this do not bound a median usefully.
@@ -29,30 +30,32 @@ def interleave(
 ) -> list[Rematch]:
     """Race every contender against ``default`` over ``policy.rematch_rounds`` rounds; one result per contender, cost not set.
 
-    The order rotates from round to round, and turns round after a full rotation. A turn during which the cores were taken away
-    does not count; rounds are added for it, at most as many again. ``announce`` is told who runs next: a contender's position,
-    or -1 for the default. What a kernel raises is passed on.
+    Every turn has as many batches, filled with as many calls as take as long as the others', so that noise meets all alike; the
+    order is random, so that a periodic disturbance does not stay with one of them. A turn during which the cores were taken
+    away does not count; rounds are added for it, at most as many again. ``announce`` is told who runs next: a contender's
+    position, or -1 for the default. What a kernel raises is passed on.
     """
     calls = [default, *contenders]
-    inner, turn_ns = [], []
+    announce(-1)
+    batch_ns = max(_BATCH_NS, math.ceil(best_of(default, 1, clock)))
+    batches = _BATCHES if batch_ns < _BATCHES * _BATCH_NS else 1
+    inner, round_ns = [], 0.0
     for index, call in enumerate(calls):
         announce(index - 1)
-        inner.append(calls_per_batch(call, _BATCH_NS, clock))
-        turn_ns.append(run_batch(call, inner[-1], clock).ns * inner[-1])
-    batches = [_BATCHES if ns < _BATCHES * _BATCH_NS else 1 for ns in turn_ns]
-    round_ns = sum(ns * n for ns, n in zip(turn_ns, batches, strict=True))
+        inner.append(calls_per_batch(call, batch_ns, clock))
+        round_ns += batches * best_of(call, inner[-1], clock)
     affordable = math.floor(_MAX_SHARE * policy.max_seconds * 1e9 / max(round_ns, 1.0))
     rounds = max(MIN_ROUNDS, min(policy.rematch_rounds, affordable))
 
+    source = random.Random(0)
     pairs: list[list[tuple[float, float]]] = [[] for _ in contenders]
-    for number in range(2 * rounds):
+    for _ in range(2 * rounds):
         if all(len(p) >= rounds for p in pairs):
             break
-        order = [(number + i) % len(calls) for i in range(len(calls))]
         times: dict[int, float | None] = {}
-        for index in order if number // len(calls) % 2 == 0 else reversed(order):
+        for index in source.sample(range(len(calls)), len(calls)):
             announce(index - 1)
-            times[index] = _turn(calls[index], inner[index], batches[index], clock)
+            times[index] = _turn(calls[index], inner[index], batches, clock)
         default_ns = times[0]
         for index, found in enumerate(pairs, start=1):
             time_ns = times[index]

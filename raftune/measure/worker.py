@@ -122,7 +122,7 @@ class Worker:
             self._channel.send({"event": "at", "index": index})
 
         try:
-            calls = []
+            kernels = []
             for index, candidate in enumerate(candidates, start=-1):
                 announce(index)
                 building = True
@@ -131,8 +131,11 @@ class Worker:
                 verdict = self._check(workload, built)
                 if verdict.status is not Status.OK:
                     return {"failed": current, "status": verdict.status, "message": verdict.message}
-                calls.append(partial(built.kernel, *self._checker_of(workload).scratch()))
-            rematches = interleave(calls[0], calls[1:], policy, announce)
+                kernels.append(built.kernel)
+            # All share one set of inputs: where memory lies changes times by more than some margins.
+            inputs = self._checker_of(workload).scratch()
+            default, *contenders = [partial(kernel, *inputs) for kernel in kernels]
+            rematches = interleave(default, contenders, policy, announce)
         except (Exception, SystemExit) as error:  # a candidate's code: it may raise anything, and that is its outcome
             if current >= 0:
                 self._forget(workload, candidates[current + 1])
