@@ -103,9 +103,10 @@ class Meter:
         """Whether any time is left."""
         return self.seconds_left > 0 and self.stop_after() > 0
 
-    def fits(self, cost_s: float) -> bool:
-        """Whether something expected to take ``cost_s`` seconds may be begun."""
-        return self.open and cost_s <= self.seconds_left + _BEGIN_SLACK * (self.budget.seconds or 0)
+    @property
+    def room(self) -> float:
+        """Seconds that something begun now may be expected to take; negative if nothing may be begun."""
+        return self.seconds_left + _BEGIN_SLACK * (self.budget.seconds or 0) if self.open else -1.0
 
     def stop_after(self) -> float:
         """Seconds from now after which whatever runs must be stopped."""

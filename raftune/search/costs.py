@@ -25,12 +25,16 @@ class Costs:
         self._defaults: dict[str, float] = {}
         self._extra: dict[str, list[float]] = defaultdict(list)
         self._rematch_factors: list[float] = []
+        self._usual_default = 0.0
+        self._usual_extra: dict[str, float] = {}
 
     def observe(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
         if candidate == task.default:
             self._defaults[task.workload.digest] = outcome.cost_s
+            self._usual_default = median(self._defaults.values())
         else:
             self._extra[candidate.dialect].append(outcome.cost_s - self._base(task))
+            self._usual_extra[candidate.dialect] = median(self._extra[candidate.dialect])
 
     def observe_rematch(self, task: TaskState, candidate: Candidate, rematch: Rematch) -> None:
         known = task.results.get(candidate.digest)
@@ -38,14 +42,12 @@ class Costs:
             self._rematch_factors.append(rematch.cost_s / known[1].cost_s)
 
     def trial(self, task: TaskState, dialect: str) -> float:
-        return max(_LEAST_S, self._base(task) + median(self._extra.get(dialect, [_UNKNOWN_S])))
+        return max(_LEAST_S, self._base(task) + self._usual_extra.get(dialect, _UNKNOWN_S))
 
     def rematch(self, task: TaskState, candidates: list[Candidate]) -> float:
         factor = median(self._rematch_factors) if self._rematch_factors else _REMATCH_FACTOR
         return max(_LEAST_S, factor * sum(task.results[c.digest][1].cost_s for c in candidates))
 
     def _base(self, task: TaskState) -> float:
-        if not self._defaults:
-            return 0.0
-        usual = median(self._defaults.values())
+        usual = self._usual_default
         return min(self._defaults.get(task.workload.digest, usual), _OUTLIER * usual)

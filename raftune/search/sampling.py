@@ -43,10 +43,10 @@ class Sampler:
         for dialect in self._dialects:
             key = (task.workload.digest, dialect.name)
             waiting = any(c.dialect == dialect.name for c in task.pool)
-            if waiting or key in self._exhausted or not dialect.supports(task.workload):
+            if waiting or key in self._exhausted:
                 continue
             gain = self._gain(task, dialect.name)
-            if gain is not None:
+            if gain is not None and dialect.supports(task.workload):
                 found[dialect.name] = gain
         return found
 
@@ -60,11 +60,9 @@ class Sampler:
         fresh = [c for c in drawn if c.digest not in task.results and c not in task.pool and not task.is_retry(c)]
         if not fresh:
             self._exhausted.add(key)
-            return []
         rated = sorted(zip(self._strategy.gains(task, fresh), fresh, strict=True), key=lambda pair: -pair[0])
         chosen = [candidate for _, candidate in rated[: int(min(_TRIED, max(limit, 1)))]]
-        task.pool.extend(chosen)
-        task.floor.update((candidate.digest, gain) for candidate in chosen)
+        task.offer(chosen, gain)
         return chosen
 
     def _gain(self, task: TaskState, dialect: str) -> float | None:

@@ -17,6 +17,9 @@ _PROMISING = 0.005
 _RETRY = 0.25
 
 
+_Rated = tuple[str, Candidate | None, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """Something that could be done next: measure ``candidate``, or ask ``dialect`` for more if that is ``None``.
@@ -48,18 +51,36 @@ class Scheduler:
         self._strategy = strategy
         self._sampler = sampler
         self._costs = costs
+        self._rated: dict[str, tuple[tuple[int, int], list[_Rated]]] = {}
 
     def arms(self) -> list[Arm]:
         """In the order of tasks and of their pools, so that equal values go by dialect priority."""
+        age = self._strategy.refresh()
         found: list[Arm] = []
         for task in self._tasks:
             if task.default_us is None:
                 continue
-            rated = zip(task.pool, self._strategy.gains(task, task.pool), strict=True) if task.pool else ()
-            for candidate, gain in rated:
-                expected = max(gain, task.floor.get(candidate.digest, 0.0)) * (_RETRY if task.is_retry(candidate) else 1.0)
-                cost_s = self._costs.trial(task, candidate.dialect)
-                found.append(Arm(task, candidate.dialect, candidate, expected, cost_s))
-            for dialect, gain in self._sampler.gains(task).items():
-                found.append(Arm(task, dialect, None, gain, self._costs.trial(task, dialect)))
+            rated = self._ratings(task, age)
+            costs = {dialect: self._costs.trial(task, dialect) for dialect in {dialect for dialect, _, _ in rated}}
+            found += [Arm(task, dialect, candidate, gain, costs[dialect]) for dialect, candidate, gain in rated]
+        return found
+
+    def exhausted(self) -> bool:
+        """Whether nothing is left to try in any task."""
+        return not any(task.default_us is not None and (task.pool or self._sampler.gains(task)) for task in self._tasks)
+
+    def _ratings(self, task: TaskState, age: int) -> list[_Rated]:
+        """Made again only if something changed: most steps change one task."""
+        revision = (task.revision, age)
+        known = self._rated.get(task.workload.digest)
+        if known is None or known[0] != revision:
+            known = self._rated[task.workload.digest] = (revision, self._rate(task))
+        return known[1]
+
+    def _rate(self, task: TaskState) -> list[_Rated]:
+        found: list[_Rated] = []
+        for candidate, gain in zip(task.pool, self._strategy.gains(task, task.pool), strict=True):
+            expected = max(gain, task.floor.get(candidate.digest, 0.0)) * (_RETRY if task.is_retry(candidate) else 1.0)
+            found.append((candidate.dialect, candidate, expected))
+        found.extend((dialect, None, gain) for dialect, gain in self._sampler.gains(task).items())
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from raftune.measurement import Outcome, Rematch, Status
 from raftune.workload import Candidate, Workload
@@ -18,7 +18,10 @@ _ATTEMPTS = 2
 
 
 class TaskState:
-    """Mutable record of one task during a search. ``pool`` holds untried candidates, most promising dialect first."""
+    """Mutable record of one task during a search.
+
+    ``pool`` holds untried candidates, most promising dialect first; ``revision`` counts the changes.
+    """
 
     def __init__(
         self,
@@ -38,8 +41,8 @@ class TaskState:
         self.results = dict(outcomes)
         self.rematches = dict(rematches)
         self.pool = [c for c in listed if c.digest not in self.results]
-        # Expected gain that a sampled candidate was drawn for: it is tried even where its dialect's record promises less.
         self.floor: dict[str, float] = {}
+        self.revision = 0
         self._margin = margin
         self._noisy: dict[str, int] = {}
         self._noisy_rematches: dict[str, int] = {}
@@ -61,6 +64,7 @@ class TaskState:
 
     def add(self, candidate: Candidate, outcome: Outcome) -> None:
         """Take in a measurement. A noisy one goes to the end of the pool once, and is dropped the second time."""
+        self.revision += 1
         self.pool = [c for c in self.pool if c != candidate]
         if outcome.status is not Status.NOISY:
             self.results[candidate.digest] = (candidate, outcome)
@@ -72,7 +76,14 @@ class TaskState:
     def is_retry(self, candidate: Candidate) -> bool:
         return candidate.digest in self._noisy
 
+    def offer(self, candidates: Sequence[Candidate], gain: float) -> None:
+        """Add sampled candidates to the pool, to be rated at least at the ``gain`` that they were asked for."""
+        self.revision += 1
+        self.pool.extend(candidates)
+        self.floor.update((candidate.digest, gain) for candidate in candidates)
+
     def add_rematch(self, candidate: Candidate, rematch: Rematch) -> None:
+        self.revision += 1
         self.rematches[candidate.digest] = (candidate, rematch)
         if rematch.status is Status.NOISY:
             self._noisy_rematches[candidate.digest] = self._noisy_rematches.get(candidate.digest, 0) + 1

@@ -23,6 +23,9 @@ class Strategy(Protocol):
     def learn(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
         """Take in a final outcome (already part of ``task``)."""
 
+    def refresh(self) -> int:
+        """Make use of what was learned; returns a number that changes when it changed the ratings in all tasks."""
+
     def gains(self, task: TaskState, pool: Sequence[Candidate]) -> list[float]:
         """Expected share of the default's time that each candidate saves beyond the best so far, 0 to 1."""
 
@@ -32,6 +35,9 @@ class Exhaustive:
 
     def learn(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
         del task, candidate, outcome
+
+    def refresh(self) -> int:
+        return 0
 
     def gains(self, task: TaskState, pool: Sequence[Candidate]) -> list[float]:
         return [1 / (1 + len(task.results) + position) for position in range(len(pool))]
@@ -45,6 +51,9 @@ class Random:
 
     def learn(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
         del task, candidate, outcome
+
+    def refresh(self) -> int:
+        return 0
 
     def gains(self, task: TaskState, pool: Sequence[Candidate]) -> list[float]:
         drawn = (digest_text(f"{self._seed} {task.workload.digest} {candidate.digest}") for candidate in pool)
@@ -94,12 +103,14 @@ class ModelGuided:
         self._trained = 0
         self._new = _REFIT_ROWS
         self._ready = False
+        self._age = 0
         self._predicted: dict[tuple[str, str], Belief] = {}
         self._record: dict[tuple[str, ...], list[float]] = defaultdict(list)
         self._tried: dict[str, list[bool]] = defaultdict(list)
 
     def learn(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
         self._new += 1
+        self._age += not self._ready
         self._tried[candidate.dialect].append(outcome.status is Status.OK)
         if outcome.time_us and task.default_us and candidate != task.default:
             ratio = math.log(outcome.time_us / task.default_us)
@@ -107,7 +118,6 @@ class ModelGuided:
             self._record[candidate.dialect, task.workload.op].append(ratio)
 
     def gains(self, task: TaskState, pool: Sequence[Candidate]) -> list[float]:
-        self._refit()
         bar = task.best_ratio()
         tried = {candidate.dialect for candidate, _ in task.results.values()}
         gains = []
@@ -115,6 +125,10 @@ class ModelGuided:
             std = belief.std if candidate.dialect in tried else max(belief.std, _FIRST_STD)
             gains.append(belief.ok * expected_gain(belief._replace(std=std), bar))
         return gains
+
+    def refresh(self) -> int:
+        self._refit()
+        return self._age
 
     def _refit(self) -> None:
         if self._model is None or self._new < max(_REFIT_ROWS, _REFIT_SHARE * self._trained):
@@ -129,6 +143,7 @@ class ModelGuided:
             return
         self._predicted.clear()
         self._ready = True
+        self._age += 1
 
     def _beliefs(self, task: TaskState, pool: Sequence[Candidate]) -> list[Belief]:
         if self._model is None or not self._ready:

@@ -199,7 +199,8 @@ class _Search:
     def _step(self) -> bool:
         """Do the most useful thing that still fits; ``False`` if there is none."""
         pending = sorted((s for s in self._states if s.to_rematch()), key=lambda s: -s.saving_us())
-        affordable = [a for a in self._scheduler.arms() if self._meter.fits(a.cost_s)] if self._may_measure() else []
+        room = self._meter.room if self._may_measure() else -1.0
+        affordable = [arm for arm in self._scheduler.arms() if arm.cost_s <= room] if room >= 0 else []
         best = max(affordable, key=lambda arm: arm.value, default=None)
         if best is None or self._reserve(pending) >= self._meter.seconds_left:
             due = pending
@@ -268,7 +269,7 @@ class _Search:
     def _rematch(self, state: TaskState) -> bool:
         """Compare as many of the task's best as fit with its default; ``False`` if none fits."""
         group = state.to_rematch()
-        while group and not self._meter.fits(self._costs.rematch(state, group)):
+        while group and self._costs.rematch(state, group) > self._meter.room:
             group.pop()
         if not group:
             return False
@@ -287,7 +288,7 @@ class _Search:
 
     def _finished(self) -> bool:
         waiting = any(s.default_outcome is None and s.default in s.pool for s in self._states)
-        return not waiting and not self._scheduler.arms() and not any(s.to_rematch() for s in self._states)
+        return not waiting and self._scheduler.exhausted() and not any(s.to_rematch() for s in self._states)
 
     def _result(self, state: TaskState) -> TaskResult:
         winner = self._log.winner(state.workload, self._device, self._usable)

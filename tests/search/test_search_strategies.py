@@ -90,6 +90,7 @@ def trials_until_good(strategy: Strategy, rows: list[Any], seed: int) -> int:
     times = {c.digest: synthetic_time(c, rough) for c in pool}
     task = state(seed + 1, pool)
     for count in range(1, len(pool) + 1):
+        strategy.refresh()
         gains = strategy.gains(task, task.pool)
         chosen = task.pool[max(range(len(gains)), key=gains.__getitem__)]
         outcome = Outcome(Status.OK, times[chosen.digest])
