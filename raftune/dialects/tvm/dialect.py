@@ -13,11 +13,18 @@ from raftune.dialects.base import BuildError, Dialect, Kernel, Unsupported
 from raftune.dialects.tvm.layout import fits, is_permuted_dense
 from raftune.dialects.tvm.lowering import registry
 from raftune.dialects.tvm.schedule.config import MatmulTiling, default_tiling, tilings
+from raftune.dialects.tvm.schedule.traces import check_trace, trace_features
+from raftune.dialects.tvm.target import vector_bytes
 from raftune.workload import Config, In, Operator, Workload
 
 _DTYPES = frozenset({"float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"})
 _ITEMSIZE = {"float32": 4, "float64": 8}
-# A register as wide as the host's is only known with TVM at hand; sizes are listed for this one, and any is valid.
+_KEYS = {
+    "default": {"schedule"},
+    "tiled": {"schedule", "tile_m", "tile_n", "pack", "order", "unroll_k"},
+    "trace": {"schedule", "trace"},
+}
+# The operators with a tiled schedule, and which argument is the left operand.
 _PRODUCTS = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1}
 
 
@@ -49,48 +56,67 @@ class TvmDialect(Dialect):
 
     def candidates(self, workload: Workload) -> Sequence[Config]:
         configs: list[Config] = [{"schedule": "default"}]
-        if (size := _product_size(workload)) is not None:
+        if (size := product_size(workload)) is not None:
             m, n, itemsize = size
-            from raftune.dialects.tvm.target import vector_bytes
-
             configs += [t.to_config() for t in tilings(m, n, vector_bytes() // itemsize, itemsize)]
         return configs
 
+    def sample(self, workload: Workload, count: int, seed: int) -> Sequence[Config]:
+        """Schedules drawn from MetaSchedule's design space for this processor."""
+        from raftune.dialects.tvm import target
+        from raftune.dialects.tvm.lowering.builder import Builder
+        from raftune.dialects.tvm.lowering.lower import lower
+        from raftune.dialects.tvm.schedule.space import sample_traces
+
+        lowered = lower(workload, Builder())
+        return [{"schedule": "trace", "trace": t} for t in sample_traces(lowered, target.host_target(), count, seed)]
+
     def build(self, workload: Workload, config: Config) -> Kernel:
+        kind = config.get("schedule")
         if not self.supports(workload):
             raise Unsupported(f"no lowering to TVM for {workload.op} with these specs")
-        kind = config.get("schedule")
+        expected = _KEYS.get(kind) if isinstance(kind, str) else None
+        if expected is None or set(config) != expected:
+            raise BuildError(f"config {dict(config)!r:.200} is none of the schedules {sorted(_KEYS)} with its parameters")
+        size = product_size(workload)
+        if kind == "tiled" and size is None:
+            raise BuildError(f"a tiled schedule is for a product of floats, not {workload.op}")
         from raftune.dialects.tvm import build, target
         from raftune.dialects.tvm.lowering.builder import Builder
         from raftune.dialects.tvm.lowering.lower import lower
-        from raftune.dialects.tvm.schedule.hand import hand_schedule
 
         host = target.host_target()
-        size = _product_size(workload)
-        tiling: MatmulTiling | None = None
-        match kind:
-            case "default":
-                if set(config) != {"schedule"}:
-                    raise BuildError(f"the default schedule takes no parameters, not {sorted(map(str, config))}")
-                if size is not None:
-                    tiling = default_tiling(size[0], size[1], host.lanes(size[2]), size[2])
-            case "tiled":
-                if size is None:
-                    raise BuildError(f"a tiled schedule is for products, not {workload.op}")
-                tiling = MatmulTiling.from_config(config, size[2])
-            case _:
-                raise BuildError(f"unknown schedule {kind!r}")
-        lanes = host.lanes(max((_ITEMSIZE.get(spec.dtype, 4) for spec in workload.inputs), default=4))
-        lowered = lower(workload, Builder(lanes=lanes, tiling=tiling))
-        schedule = hand_schedule(lowered, lanes=lanes, threads=host.threads)
+        if kind == "trace":
+            from raftune.dialects.tvm.schedule.space import replay
+
+            lowered = lower(workload, Builder())
+            schedule = replay(lowered, host, config["trace"])
+        else:
+            from raftune.dialects.tvm.schedule.hand import hand_schedule
+
+            tiling: MatmulTiling | None = None
+            if size is not None:
+                m, n, itemsize = size
+                tiling = (
+                    MatmulTiling.from_config(config, itemsize)
+                    if kind == "tiled"
+                    else default_tiling(m, n, host.lanes(itemsize), itemsize)
+                )
+            lanes = host.lanes(max((_ITEMSIZE.get(spec.dtype, 4) for spec in workload.inputs), default=4))
+            lowered = lower(workload, Builder(lanes=lanes, tiling=tiling))
+            schedule = hand_schedule(lowered, lanes=lanes, threads=host.threads)
         return build.make_kernel(workload, lowered, build.compile_module(schedule.mod, host))
 
     def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
         del workload
-        return {k: float(v) for k, v in config.items() if isinstance(v, bool | int | float)}
+        if config.get("schedule") == "trace":
+            check_trace(config["trace"])
+            return {"is_trace": 1.0, **trace_features(config["trace"])}
+        numbers = {key: float(value) for key, value in config.items() if isinstance(value, bool | int | float)}
+        return {"is_trace": 0.0, "order_mn": float(config.get("order") == "mn"), **numbers}
 
 
-def _product_size(workload: Workload) -> tuple[int, int, int] | None:
+def product_size(workload: Workload) -> tuple[int, int, int] | None:
     """Rows, columns and element size of the region's product, if it is one product of floats."""
     if len(workload.operators) != 1 or (first := _PRODUCTS.get(workload.op)) is None:
         return None

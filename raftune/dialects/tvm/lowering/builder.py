@@ -272,6 +272,10 @@ class Builder:
     def sqrt(self, x: Expr) -> Expr:
         return tirx.sqrt(x)
 
+    def let(self, value: Expr, body: Callable[[Expr], Expr]) -> Expr:
+        """``body`` of the value, which is computed once: use it wherever a function's result is used twice."""
+        return vector_math.let(value, body)
+
     def like(self, value: Scalar, sample: Expr) -> Expr:
         """A constant of the type of ``sample``."""
         return constant(value, dtype_name(sample))

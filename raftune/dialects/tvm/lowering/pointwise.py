@@ -147,8 +147,8 @@ def silu(b: Builder, x: Tensor) -> Tensor:
 @lowers("aten.silu_backward.default", check=_inputs_are_float)
 def silu_backward(b: Builder, grad_output: Tensor, x: Tensor) -> Tensor:
     def element(g: Expr, p: Expr) -> Expr:
-        one, s = b.like(1, p), b.sigmoid(p)
-        return g * s * (one + p * (one - s))
+        one = b.like(1, p)
+        return b.let(b.sigmoid(p), lambda s: g * s * (one + p * (one - s)))
 
     return b.pointwise(element, grad_output, x)
 
@@ -179,16 +179,16 @@ def gelu_backward(b: Builder, grad_output: Tensor, x: Tensor, *, approximate: st
     def element(g: Expr, p: Expr) -> Expr:
         half, one = b.like(0.5, p), b.like(1, p)
         if approximate == "tanh":
-            t = b.tanh(b.like(_SQRT_2_OVER_PI, p) * (p + b.like(_GELU_CUBIC, p) * p * p * p))
+            inner = b.like(_SQRT_2_OVER_PI, p) * (p + b.like(_GELU_CUBIC, p) * p * p * p)
             slope = b.like(_SQRT_2_OVER_PI, p) * (one + b.like(3 * _GELU_CUBIC, p) * p * p)
-            return g * (half * (one + t) + half * p * (one - t * t) * slope)
+            return b.let(b.tanh(inner), lambda t: g * (half * (one + t) + half * p * (one - t * t) * slope))
         density = b.like(_INV_SQRT_2PI, p) * b.exp(-half * p * p)
         return g * (half * (one + b.erf(p * b.like(_SQRT_HALF, p))) + p * density)
 
     return b.pointwise(element, grad_output, x)
 
 
-@lowers("aten.native_dropout_backward.default", check=_inputs_are_float)
+@lowers("aten.native_dropout_backward.default")
 def native_dropout_backward(b: Builder, grad_output: Tensor, mask: Tensor, scale: Scalar) -> Tensor:
     return b.pointwise(lambda g, keep: g * keep * b.like(scale, g), grad_output, mask)
 

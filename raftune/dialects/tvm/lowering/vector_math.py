@@ -5,12 +5,15 @@ Accurate to a few units in the last place. Other types go to the library's funct
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 
 Expr = Any
 
+_SMALLEST_NORMAL = 1.17549435e-38
+_SQRT_HALF = 0.707106781186547524
 _LOG2E = 1.4426950408889634
 # ln 2 in two parts, the first with trailing zero bits, so that n * _LN2_HIGH is exact (Cody and Waite's reduction).
 _LN2_HIGH = 0.693359375
@@ -64,58 +67,97 @@ _ERFC_TERMS = (
 def exp(x: Expr) -> Expr:
     if _dtype(x) != "float32":
         return tirx.exp(x)
-    clipped = tirx.max(tirx.min(x, _f(_EXP_LARGEST)), _f(_EXP_SMALLEST))
-    power = tirx.floor(clipped * _f(_LOG2E) + _f(0.5))
-    r = clipped - power * _f(_LN2_HIGH) - power * _f(_LN2_LOW)
-    fraction = _polynomial(r, _EXP_TERMS) * (r * r) + r + _f(1)
-    # Two factors, since the largest power is beyond what one exponent field holds.
-    half = (power.astype("int32")) >> tirx.const(1, "int32")
-    rest = power.astype("int32") - half
-    value = fraction * _power_of_two(half) * _power_of_two(rest)
-    value = tirx.Select(x > _f(_EXP_LARGEST), _f(float("inf")), value)
-    value = tirx.Select(x < _f(_EXP_SMALLEST), _f(0), value)
-    return tirx.Select(x != x, x, value)  # noqa: PLR0124 (NaN test)
+
+    def reduced(x: Expr, power: Expr) -> Expr:
+        r = _clip(x) - power * _f(_LN2_HIGH) - power * _f(_LN2_LOW)
+        return let(r, lambda r: _polynomial(r, _EXP_TERMS) * (r * r) + r + _f(1))
+
+    def value(x: Expr) -> Expr:
+        power = tirx.floor(_clip(x) * _f(_LOG2E) + _f(0.5))
+        return let(power, lambda power: _scaled(reduced(x, power), power.astype("int32")))
+
+    def guarded(x: Expr) -> Expr:
+        result = tirx.Select(x > _f(_EXP_LARGEST), _f(float("inf")), value(x))
+        result = tirx.Select(x < _f(_EXP_SMALLEST), _f(0), result)
+        return tirx.Select(x != x, x, result)  # noqa: PLR0124 (NaN test)
+
+    return let(x, guarded)
 
 
 def log(x: Expr) -> Expr:
     if _dtype(x) != "float32":
         return tirx.log(x)
-    smallest = 1.17549435e-38
-    positive = tirx.max(x, _f(smallest))
-    bits = tirx.reinterpret("int32", positive)
-    exponent = ((bits >> tirx.const(23, "int32")) - tirx.const(126, "int32")).astype("float32")
-    mantissa = tirx.reinterpret("float32", (bits & tirx.const(0x007FFFFF, "int32")) | tirx.const(0x3F000000, "int32"))
-    small = mantissa < _f(0.707106781186547524)
-    exponent = tirx.Select(small, exponent - _f(1), exponent)
-    r = tirx.Select(small, mantissa + mantissa, mantissa) - _f(1)
-    square = r * r
-    value = r * square * _polynomial(r, _LOG_TERMS) + exponent * _f(_LN2_LOW) - _f(0.5) * square + r + exponent * _f(_LN2_HIGH)
-    value = tirx.Select(x == _f(float("inf")), x, value)
-    value = tirx.Select(x < _f(smallest), tirx.Select(x < _f(0), _f(float("nan")), _f(float("-inf"))), value)
-    return tirx.Select(x != x, x, value)  # noqa: PLR0124 (NaN test)
+
+    def series(r: Expr, exponent: Expr) -> Expr:
+        cubic = r * (r * r) * _polynomial(r, _LOG_TERMS)
+        return cubic + exponent * _f(_LN2_LOW) - _f(0.5) * (r * r) + r + exponent * _f(_LN2_HIGH)
+
+    def parts(bits: Expr) -> Expr:
+        mantissa = tirx.reinterpret("float32", (bits & tirx.const(0x007FFFFF, "int32")) | tirx.const(0x3F000000, "int32"))
+        exponent = ((bits >> tirx.const(23, "int32")) - tirx.const(126, "int32")).astype("float32")
+
+        def centred(m: Expr) -> Expr:
+            small = m < _f(_SQRT_HALF)
+            r = tirx.Select(small, m + m, m) - _f(1)
+            power = tirx.Select(small, exponent - _f(1), exponent)
+            return let(r, lambda r: let(power, lambda power: series(r, power)))
+
+        return let(mantissa, centred)
+
+    def guarded(x: Expr) -> Expr:
+        result = let(tirx.reinterpret("int32", tirx.max(x, _f(_SMALLEST_NORMAL))), parts)
+        result = tirx.Select(x == _f(float("inf")), x, result)
+        result = tirx.Select(x < _f(_SMALLEST_NORMAL), tirx.Select(x < _f(0), _f(float("nan")), _f(float("-inf"))), result)
+        return tirx.Select(x != x, x, result)  # noqa: PLR0124 (NaN test)
+
+    return let(x, guarded)
 
 
 def tanh(x: Expr) -> Expr:
     if _dtype(x) != "float32":
         return tirx.tanh(x)
-    size = tirx.abs(x)
-    square = x * x
-    near = x + x * square * _polynomial(square, _TANH_TERMS)
-    far = _f(1) - _f(2) / (exp(size + size) + _f(1))
-    far = tirx.Select(x < _f(0), -far, far)
-    return tirx.Select(size < _f(0.625), near, far)
+
+    def value(x: Expr) -> Expr:
+        size = tirx.abs(x)
+        near = let(x * x, lambda square: x + x * square * _polynomial(square, _TANH_TERMS))
+        far = _f(1) - _f(2) / (exp(size + size) + _f(1))
+        return tirx.Select(size < _f(0.625), near, _with_sign(far, x))
+
+    return let(x, value)
 
 
 def erf(x: Expr) -> Expr:
     if _dtype(x) != "float32":
         return tirx.erf(x)
-    size = tirx.abs(x)
-    square = x * x
-    near = x * _polynomial(square, _ERF_TERMS)
-    t = _f(1) / (_f(1) + _f(0.5) * size)
-    far = _f(1) - t * exp(_polynomial(t, _ERFC_TERMS) - square)
-    far = tirx.Select(x < _f(0), -far, far)
-    return tirx.Select(size < _f(0.875), near, far)
+
+    def value(x: Expr) -> Expr:
+        size = tirx.abs(x)
+        near = let(x * x, lambda square: x * _polynomial(square, _ERF_TERMS))
+        t = _f(1) / (_f(1) + _f(0.5) * size)
+        far = let(t, lambda t: _f(1) - t * exp(_polynomial(t, _ERFC_TERMS) - x * x))
+        return tirx.Select(size < _f(0.875), near, _with_sign(far, x))
+
+    return let(x, value)
+
+
+def let(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
+    """``body`` of the value, computed once: TVM's passes copy shared subexpressions, and grow with every use."""
+    name = tirx.Var("t", _dtype(value))
+    return tirx.Let(name, value, body(name))
+
+
+def _clip(x: Expr) -> Expr:
+    return tirx.max(tirx.min(x, _f(_EXP_LARGEST)), _f(_EXP_SMALLEST))
+
+
+def _scaled(value: Expr, power: Expr) -> Expr:
+    """``value`` times two to the ``power``, in two factors: the largest power is beyond what one exponent field holds."""
+    half = power >> tirx.const(1, "int32")
+    return value * _power_of_two(half) * _power_of_two(power - half)
+
+
+def _with_sign(size: Expr, x: Expr) -> Expr:
+    return let(size, lambda size: tirx.Select(x < _f(0), -size, size))
 
 
 def _polynomial(x: Expr, terms: tuple[float, ...]) -> Expr:
