@@ -1,9 +1,8 @@
 """The cost model: gradient-boosted trees that rank the candidates of a workload across dialects.
 
 The target is the logarithm of a candidate's time over the default's time for the same workload and device, so that workloads
-of all sizes are comparable. A small ensemble (each member trained on a bootstrap of *workloads*) gives mean and spread; the
-error on workloads that a member has not seen adds what the spread does not know. A classifier gives the probability that a
-candidate runs at all.
+of all sizes are comparable. A small ensemble (each member leaves out its share of the *workloads*) gives mean and spread; the
+error on the workloads left out adds what the spread does not know. A classifier gives the probability that a candidate runs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _PARAMETERS: dict[str, Any] = {
     "tree_method": "hist",
     "max_depth": 5,
     "eta": 0.12,
-    "min_child_weight": 2.0,
+    "min_child_weight": 1.0,
     "subsample": 0.9,
     "colsample_bytree": 0.7,
     "max_bin": 64,
@@ -193,29 +192,27 @@ class CostModel:
         """Store the model beside a tuning log, as :meth:`save`."""
         self.save(model_path(log_path))
 
-    def _fit_ensemble(self, matrix: Matrix, target: Vector, timed: Sequence[Sample]) -> tuple[list[Any], list[list[float]]]:
+    def _fit_ensemble(self, matrix: Matrix, target: Vector, timed: Sequence[Sample]) -> tuple[list[Any], Vector]:
         import xgboost
 
         names = sorted({s.workload.digest for s in timed})
         number = {digest: i for i, digest in enumerate(names)}
         owner = np.array([number[s.workload.digest] for s in timed])
         # A workload with many candidates must not drown the others.
-        weight = 1.0 / np.sqrt(np.bincount(owner, minlength=len(names)))[owner]
-        random = np.random.default_rng(self.seed)
+        weight = 1.0 / np.sqrt(np.bincount(owner))[owner]
+        weight /= weight.mean()
+        order = np.random.default_rng(self.seed).permutation(len(names))
         members: list[Any] = []
-        errors: list[list[float]] = [[] for _ in timed]
+        errors = np.full(len(timed), np.nan)
         for member in range(_MEMBERS):
-            drawn = np.bincount(random.integers(0, len(names), len(names)), minlength=len(names))
-            copies = drawn[owner]
-            inside = copies > 0
-            data = xgboost.DMatrix(matrix[inside], label=target[inside], weight=(weight * copies)[inside], nthread=1)
+            # A single workload cannot be left out; with fewer workloads than members some members see everything.
+            outside = np.isin(owner, order[member::_MEMBERS] if len(names) > 1 else ())
+            data = xgboost.DMatrix(matrix[~outside], label=target[~outside], weight=weight[~outside], nthread=1)
             parameters = _PARAMETERS | {"objective": "reg:squarederror", "seed": self.seed * _MEMBERS + member}
             booster = xgboost.train(parameters, data, num_boost_round=_ROUNDS)
             members.append(booster)
-            outside = np.flatnonzero(~inside)
-            if len(outside):
-                for row, error in zip(outside, _inplace_predict(booster, matrix[outside]) - target[outside], strict=True):
-                    errors[row].append(float(error))
+            if outside.any():
+                errors[outside] = _inplace_predict(booster, matrix[outside]) - target[outside]
         return members, errors
 
     def _fit_runs(self, matrix: Matrix, ran: npt.NDArray[np.bool_]) -> Any | None:
@@ -237,15 +234,15 @@ def _inplace_predict(booster: Any, matrix: Matrix) -> Vector:
     return np.asarray(booster.inplace_predict(matrix), dtype=np.float64)
 
 
-def _residuals(errors: Sequence[Sequence[float]], timed: Sequence[Sample]) -> dict[str, float]:
+def _residuals(errors: Vector, timed: Sequence[Sample]) -> dict[str, float]:
     """Root mean square error on unseen workloads by dialect, drawn towards that of all; the prior where none was left out.
 
     The default does not count: that its ratio is one is no knowledge of its dialect.
     """
     squares: dict[str, list[float]] = {s.candidate.dialect: [] for s in timed if not s.is_default}
-    for sample, values in zip(timed, errors, strict=True):
-        if values and not sample.is_default:
-            squares[sample.candidate.dialect].append(float(np.mean(np.square(values))))
+    for sample, error in zip(timed, errors, strict=True):
+        if not math.isnan(error) and not sample.is_default:
+            squares[sample.candidate.dialect].append(float(error) ** 2)
     everything = [square for values in squares.values() for square in values]
     overall = float(np.mean(everything)) if everything else PRIOR_STD**2
     return {

@@ -311,7 +311,7 @@ def test_evaluation_figures(world, monkeypatch):
 
 
 def test_a_learned_ranking_is_better_than_the_default(world):
-    found = evaluate_rows(world.rows(world.workloads(16, seed=3)), describe=nothing)
+    found = evaluate_rows(world.rows(world.workloads(20, seed=3)), describe=nothing)
     assert found.default < found.top1 <= found.top5 <= 1.0
     assert found.top5 > 0.95
     assert math.isfinite(found.regret)
