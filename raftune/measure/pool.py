@@ -143,10 +143,13 @@ class Measurer:
         cost = (time.perf_counter() - start) / max(len(results), 1)
         return [dataclasses.replace(results[candidate], cost_s=cost) for candidate in candidates]
 
-    def sample(self, workload: Workload, dialect_name: str, count: int, seed: int) -> list[Candidate]:
+    def sample(
+        self, workload: Workload, dialect_name: str, count: int, seed: int, *, timeout: float | None = None
+    ) -> list[Candidate]:
         """Up to ``count`` candidates from the dialect's sampled space, proposed in the worker; failing warns and gives none."""
+        request = {"do": "sample", **self._common(workload), "dialect": dialect_name, "count": count, "seed": seed}
         try:
-            reply = self._ask({"do": "sample", **self._common(workload), "dialect": dialect_name, "count": count, "seed": seed})
+            reply = self._ask(request, timeout)
         except _Died as died:
             reply = {"error": died.message}
         if "error" in reply:

@@ -80,6 +80,13 @@ def test_another_order_of_summation_passes_and_less_precision_does_not() -> None
     assert verdict.max_error > 10
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sum_that_cancels_may_be_summed_in_any_order(seed: int) -> None:
+    checker = Checker(workload_from_call(aten.sum.default, (randn(20000),)), seed)
+    assert checker.check(lambda x: torch.from_numpy(x.numpy().cumsum(dtype="float32"))[-1].clone()).status is Status.OK
+    assert checker.check(lambda x: x.bfloat16().float().sum()).status is Status.WRONG
+
+
 def test_an_operator_without_float64_is_compared_with_pytorch_and_says_so() -> None:
     x, y = (TensorSpec("float32", (1, c, 8, 8), (64 * c, 64, 8, 1)) for c in (3, 4))
     w = TensorSpec("float32", (4, 3, 3, 3), (27, 9, 3, 1))
