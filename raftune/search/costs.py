@@ -12,6 +12,8 @@ from raftune.workload import Candidate
 # On top of the default, for a dialect never tried: little, so that it is tried.
 _UNKNOWN_S = 1.0
 _LEAST_S = 0.01
+# Asking a dialect for samples: a schedule space has to be built. Not learned, as the log has no row for it.
+SAMPLING_S = 10.0
 # The first measurement of a run pays for starting the workers: no default is taken to be this much dearer than usual.
 _OUTLIER = 5.0
 # A rematch over the candidate's own measurement, until one was seen; it times the default as often as the candidate.

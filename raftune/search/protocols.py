@@ -18,5 +18,7 @@ class Measurer(Protocol):
     def rematch(self, workload: Workload, candidates: Sequence[Candidate], default: Candidate) -> Sequence[Rematch]:
         """Time the candidates and the default in turns; one result a candidate, in order."""
 
-    def sample(self, workload: Workload, dialect_name: str, count: int, seed: int) -> Sequence[Candidate]:
-        """Up to ``count`` candidates from the dialect's larger space."""
+    def sample(
+        self, workload: Workload, dialect_name: str, count: int, seed: int, *, timeout: float | None = None
+    ) -> Sequence[Candidate]:
+        """Up to ``count`` candidates from the dialect's larger space; none after ``timeout`` seconds."""

@@ -50,13 +50,16 @@ class Sampler:
                 found[dialect.name] = gain
         return found
 
-    def draw(self, measurer: Measurer, task: TaskState, dialect: str, limit: float) -> list[Candidate]:
-        """Ask the dialect and put the most promising, at most ``limit``, into the task's pool; returns them."""
+    def draw(self, measurer: Measurer, task: TaskState, dialect: str, *, limit: float, timeout: float) -> list[Candidate]:
+        """Ask the dialect and put the most promising, at most ``limit``, into the task's pool; returns them.
+
+        Without an answer within ``timeout`` seconds it is not asked for this task again.
+        """
         key = (task.workload.digest, dialect)
         gain = self._gain(task, dialect) or 0.0
         seed = self._seed + _sampled(task, dialect) + self._draws[key]
         self._draws[key] += 1
-        drawn = dict.fromkeys(measurer.sample(task.workload, dialect, _DRAWN, seed))
+        drawn = dict.fromkeys(measurer.sample(task.workload, dialect, _DRAWN, seed, timeout=timeout))
         fresh = [c for c in drawn if c.digest not in task.results and c not in task.pool and not task.is_retry(c)]
         if not fresh:
             self._exhausted.add(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raftune.search.costs import Costs
+from raftune.search.costs import SAMPLING_S, Costs
 from raftune.search.sampling import Sampler
 from raftune.search.state import TaskState
 from raftune.search.strategies import Strategy
@@ -62,7 +62,8 @@ class Scheduler:
                 continue
             rated = self._ratings(task, age)
             costs = {dialect: self._costs.trial(task, dialect) for dialect in {dialect for dialect, _, _ in rated}}
-            found += [Arm(task, dialect, candidate, gain, costs[dialect]) for dialect, candidate, gain in rated]
+            for dialect, candidate, gain in rated:
+                found.append(Arm(task, dialect, candidate, gain, costs[dialect] + (SAMPLING_S if candidate is None else 0.0)))
         return found
 
     def exhausted(self) -> bool:

@@ -233,7 +233,8 @@ class _Search:
         if arm.candidate is not None:
             self._measure(arm.task, arm.candidate)
         else:
-            drawn = self._sampler.draw(self._measurer, arm.task, arm.dialect, self._meter.trials_left)
+            timeout = min(self._policy.timeout, self._meter.stop_after())
+            drawn = self._sampler.draw(self._measurer, arm.task, arm.dialect, limit=self._meter.trials_left, timeout=timeout)
             self._notify(Sampled(arm.task.workload, arm.dialect, len(drawn)))
 
     def _measure(self, state: TaskState, candidate: Candidate) -> None:

@@ -161,6 +161,8 @@ class SimulatedMeasurer:
             found.append(Rematch(Status.OK, us, base, us / base, us / base * 1.01, 15, cost_s=truth.cost_s))
         return found
 
-    def sample(self, workload: Workload, dialect_name: str, count: int, seed: int) -> list[Candidate]:
+    def sample(
+        self, workload: Workload, dialect_name: str, count: int, seed: int, *, timeout: float | None = None
+    ) -> list[Candidate]:
         self.sampled.append((dialect_name, workload.inputs[0].numel))
         return [Candidate(dialect_name, "1.0", c) for c in self.world.spaces[dialect_name](count, seed)]
