@@ -32,6 +32,13 @@ class Evaluation:
     default: float
     regret: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.workloads} workloads left out in turn, {self.samples} candidates: "
+            f"top-1 {self.top1:.3f}, top-5 {self.top5:.3f}"
+            f" (always the default {self.default:.3f}), mean regret {self.regret:.1%}"
+        )
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -59,8 +66,8 @@ def evaluate_rows(
             if sample.workload.digest == held_out:
                 groups.setdefault(sample.device_digest, []).append(sample)
         choices = [group for group in groups.values() if len(group) > 1]
-        model = CostModel(seed=seed, describe=describe).fit_samples(inside)
-        if choices and model.is_fitted:
+        if choices and inside:
+            model = CostModel(seed=seed, describe=describe).fit_samples(inside)
             scored.extend(_score(model, group, (weights or {}).get(held_out, 1.0)) for group in choices)
     if not scored:
         raise NotEnoughData("at least two workloads with several measured candidates are needed: tune something first")

@@ -88,8 +88,8 @@ class CostModel:
     def fit(self, rows: Iterable[TrainingRow]) -> CostModel:
         """Learn from the log's rows, forgetting what was learned before.
 
-        With fewer than :data:`MIN_SAMPLES` timed candidates that have a timed default, or with nothing that tells them apart,
-        the prior stays (see :attr:`is_fitted`).
+        Raises :class:`NotEnoughData`, and predicts the prior again, with fewer than :data:`MIN_SAMPLES` timed candidates that
+        have a timed default, or with nothing that tells them apart.
         """
         return self.fit_samples(samples(rows))
 
@@ -98,11 +98,14 @@ class CostModel:
         self._fitted = None
         timed = [s for s in data if s.log_ratio is not None]
         if len(timed) < MIN_SAMPLES:
-            return self
+            raise NotEnoughData(
+                f"{len(timed)} timed candidates with a timed default are too few to learn from, {MIN_SAMPLES} are needed: "
+                "tune something first"
+            )
         described = [self._features(s.workload, s.candidate, s.device) for s in data]
         encoder, matrix = Encoder.learn(described)
         if not encoder.columns:
-            return self
+            raise NotEnoughData("nothing tells the measured candidates apart: tune something else first")
         is_timed = np.array([s.log_ratio is not None for s in data])
         target = np.array([s.log_ratio for s in timed], dtype=np.float64)
         members, errors = self._fit_ensemble(matrix[is_timed], target, timed)

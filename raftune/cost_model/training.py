@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from raftune.cost_model.errors import NotEnoughData
-from raftune.cost_model.model import MIN_SAMPLES, CostModel
+from raftune.cost_model.model import CostModel
 from raftune.device import Device
 from raftune.log import TuningLog
 
@@ -14,10 +13,6 @@ def train(log: TuningLog, *, device: Device | None = None, seed: int = 0) -> Cos
     A log opened read-only is not written beside. Raises :class:`NotEnoughData`, and ``OSError`` if the model cannot be stored.
     """
     model = CostModel(seed=seed, device=device).fit(log.training_rows())
-    if not model.is_fitted:
-        raise NotEnoughData(
-            f"tuning log {log.path} has fewer than {MIN_SAMPLES} timed candidates with a timed default: tune something first"
-        )
     if not log.read_only:
         model.save_beside(log.path)
     return model

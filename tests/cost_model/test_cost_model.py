@@ -85,12 +85,22 @@ def test_before_fitting_the_order_given_is_the_prior(world, tmp_path):
 @pytest.mark.parametrize("count", [0, 1])
 def test_too_few_rows_keep_the_prior(world, count):
     rows = list(world.rows(world.workloads(count, seed=1)))
-    model = CostModel(describe=nothing).fit(rows)
+    model = CostModel(describe=nothing)
+    with pytest.raises(NotEnoughData, match="too few"):
+        model.fit(rows)
     assert not model.is_fitted
+    assert model.predict(world.workload(8, 8, 8), [world.skinny]) == [Prediction(0.0, model_module.PRIOR_STD)]
 
 
 def test_groups_without_a_timed_default_teach_nothing(world, rows):
-    assert not CostModel(describe=nothing).fit([r for r in rows if not r.is_default]).is_fitted
+    with pytest.raises(NotEnoughData, match="0 timed candidates"):
+        CostModel(describe=nothing).fit([r for r in rows if not r.is_default])
+
+
+def test_equal_rows_teach_nothing(world):
+    (row, *_) = world.rows(world.workloads(1, seed=1))
+    with pytest.raises(NotEnoughData, match="apart"):
+        CostModel(describe=nothing).fit([row] * 10)
 
 
 def test_a_dialect_or_config_that_was_never_seen_stays_uncertain(world, model):
@@ -287,8 +297,6 @@ def test_evaluation_figures(world, monkeypatch):
     places = {"skinny": 0.0, "base": 1.0, "tiled": 2.0, "fragile": 3.0}
 
     class ByName:
-        is_fitted = True
-
         def __init__(self, **_):
             pass
 
