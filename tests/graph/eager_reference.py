@@ -26,9 +26,7 @@ def assert_same_state(have: nn.Module, want: nn.Module, **tolerance: float) -> N
     have_state, want_state = have.state_dict(), want.state_dict()
     assert have_state.keys() == want_state.keys()
     for name in want_state:
-        torch.testing.assert_close(
-            have_state[name], want_state[name], **tolerance, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(have_state[name], want_state[name], **tolerance, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def assert_same_optimizer(have: torch.optim.Optimizer, want: torch.optim.Optimizer, **tolerance: float) -> None:
