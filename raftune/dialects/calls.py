@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
+
+
+@cache
+def torch_version() -> str:
+    """The installed PyTorch's version, with its build (``2.13.0+cpu``), without importing it."""
+    return version("torch")
 
 
 @dataclass(frozen=True, slots=True)

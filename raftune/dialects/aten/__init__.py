@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from raftune.dialects.aten import attention, convolution, matmul, memory, optimizer, reduction
 from raftune.dialects.base import BuildError, Dialect, Kernel
-from raftune.dialects.calls import check_keys, direct
+from raftune.dialects.calls import check_keys, direct, torch_version
 from raftune.dialects.convolutions import Convolution
 from raftune.dialects.products import Product
 from raftune.workload import Config, Workload
@@ -23,7 +22,7 @@ class AtenDialect(Dialect):
     priority: ClassVar[int] = 100
 
     def version(self) -> str:
-        return version("torch")
+        return torch_version()
 
     def supports(self, workload: Workload) -> bool:
         """Everything: the default is what PyTorch runs."""
@@ -39,7 +38,9 @@ class AtenDialect(Dialect):
         return found
 
     def build(self, workload: Workload, config: Config) -> Kernel:
-        formulation: Any = config.get("formulation")
+        formulation = config.get("formulation")
+        if not isinstance(formulation, str):
+            raise BuildError(f"config formulation={formulation!r}: expected a name")
         if optimizer.is_update(workload):
             return optimizer.build(workload, config)
         if formulation == "default":

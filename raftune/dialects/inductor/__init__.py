@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import ClassVar
 
 from raftune.device import current_device
 from raftune.dialects.base import BuildError, Dialect, Kernel, Unsupported
-from raftune.dialects.calls import check_keys, choice
+from raftune.dialects.calls import check_keys, choice, torch_version
 from raftune.dialects.inductor import lower, toolchain
 from raftune.dialects.inductor.update import UPDATES
 from raftune.dialects.products import Product
@@ -43,7 +42,7 @@ class InductorDialect(Dialect):
     priority: ClassVar[int] = 50
 
     def version(self) -> str:
-        return f"{version('torch')} {toolchain.compiler_version()}".strip()
+        return f"{torch_version()} {toolchain.compiler_version()}".strip()
 
     def unavailable(self) -> str | None:
         return toolchain.problem()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
 from typing import ClassVar
 
 from raftune.dialects.base import Dialect, Kernel, Unsupported
+from raftune.dialects.calls import torch_version
 from raftune.dialects.convolutions import Convolution
 from raftune.dialects.onednn import convolution, matmul
 from raftune.dialects.onednn.postop import PostOp, split
@@ -24,7 +24,7 @@ class OnednnDialect(Dialect):
     priority: ClassVar[int] = 70
 
     def version(self) -> str:
-        return version("torch")
+        return torch_version()
 
     def unavailable(self) -> str | None:
         return _unavailable()
