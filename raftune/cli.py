@@ -171,8 +171,11 @@ def cost_model_train(path: str, as_json: bool) -> None:
 
         with TuningLog(path, read_only=True) as log:
             rows = sum(1 for _ in log.training_rows())
-            train(log).save_beside(log.path)
             stored = model_path(log.path)
+            try:
+                train(log).save_beside(log.path)
+            except OSError as error:
+                raise UserError(f"the model cannot be stored in {stored}: {error.strerror}") from error
     summary = {"rows": rows, "stored": str(stored)}
     click.echo(json.dumps(summary) if as_json else f"trained on {rows} measurements; stored in {stored}")
 
