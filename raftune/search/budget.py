@@ -103,12 +103,16 @@ class Meter:
         """Whether any time is left."""
         return self.seconds_left > 0 and self.stop_after() > 0
 
-    @property
-    def room(self) -> float:
-        """Seconds that something begun now may be expected to take; negative if nothing may be begun."""
-        return self.seconds_left + _BEGIN_SLACK * (self.budget.seconds or 0) if self.open else -1.0
+    def room(self, reserve: float = 0.0) -> float:
+        """Seconds that something begun now may be expected to take; negative if nothing may be begun.
 
-    def stop_after(self) -> float:
-        """Seconds from now after which whatever runs must be stopped."""
-        since = self._clock() - self._mark
-        return self.seconds_left - since + _STOP_SLACK * (self.budget.seconds or 0)
+        ``reserve`` seconds are left for what comes after; the slack beyond the budget is then left as well.
+        """
+        return self._less(reserve, _BEGIN_SLACK) if self.open else -1.0
+
+    def stop_after(self, reserve: float = 0.0) -> float:
+        """Seconds from now after which whatever runs must be stopped, to leave ``reserve`` seconds."""
+        return self._less(reserve, _STOP_SLACK) - (self._clock() - self._mark)
+
+    def _less(self, reserve: float, slack: float) -> float:
+        return self.seconds_left - reserve if reserve > 0 else self.seconds_left + slack * (self.budget.seconds or 0.0)

@@ -16,7 +16,7 @@ _LEAST_S = 0.01
 SAMPLING_S = 10.0
 # The first measurement of a run pays for starting the workers: no default is taken to be this much dearer than usual.
 _OUTLIER = 5.0
-# A rematch over the candidate's own measurement, until one was seen; it times the default as often as the candidate.
+# A rematch over the candidate's own measurement without its build, until one was seen; the default is timed as often.
 _REMATCH_FACTOR = 1.5
 
 
@@ -27,6 +27,7 @@ class Costs:
         self._defaults: dict[str, float] = {}
         self._extra: dict[str, list[float]] = defaultdict(list)
         self._rematch_factors: list[float] = []
+        self._usual_factor = _REMATCH_FACTOR
         self._usual_default = 0.0
         self._usual_extra: dict[str, float] = {}
 
@@ -40,16 +41,22 @@ class Costs:
 
     def observe_rematch(self, task: TaskState, candidate: Candidate, rematch: Rematch) -> None:
         known = task.results.get(candidate.digest)
-        if known is not None and known[1].cost_s > 0:
-            self._rematch_factors.append(rematch.cost_s / known[1].cost_s)
+        if known is not None:
+            self._rematch_factors.append(rematch.cost_s / _running(known[1]))
+            self._usual_factor = median(self._rematch_factors)
 
     def trial(self, task: TaskState, dialect: str) -> float:
         return max(_LEAST_S, self._base(task) + self._usual_extra.get(dialect, _UNKNOWN_S))
 
     def rematch(self, task: TaskState, candidates: list[Candidate]) -> float:
-        factor = median(self._rematch_factors) if self._rematch_factors else _REMATCH_FACTOR
-        return max(_LEAST_S, factor * sum(task.results[c.digest][1].cost_s for c in candidates))
+        """Seconds for all ``candidates`` together; the worker has their kernels built."""
+        return self._usual_factor * sum(_running(task.results[c.digest][1]) for c in candidates)
 
     def _base(self, task: TaskState) -> float:
         usual = self._usual_default
         return min(self._defaults.get(task.workload.digest, usual), _OUTLIER * usual)
+
+
+def _running(outcome: Outcome) -> float:
+    """Seconds that a measurement took beside the build."""
+    return max(_LEAST_S, outcome.cost_s - outcome.build_s)

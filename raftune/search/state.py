@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from raftune.measurement import Outcome, Rematch, Status
 from raftune.workload import Candidate, Workload
 
-# Candidates compared with the default at once, those within this factor of the fastest of them, and in all for one task:
-# each further group is called only when the one before it lost.
+# Candidates compared with the default at once, those within this factor of the fastest of them, and how many of a task may
+# lose before no more are compared: those that follow are called only when the ones before lost.
 _REMATCH_GROUP = 3
 _REMATCH_REACH = 1.1
 _REMATCH_LIMIT = 9
@@ -127,7 +127,7 @@ class TaskState:
             return []
         near.sort(key=lambda pair: (pair[0], pair[1].digest))
         group = [c for time_us, c in near[:_REMATCH_GROUP] if time_us <= _REMATCH_REACH * near[0][0]]
-        room = _REMATCH_LIMIT - len(self.rematches)
+        room = _REMATCH_LIMIT - sum(not self.won(c) for c, _ in self.rematches.values())
         return [c for c in group if not self.won(c)][: max(room, 0)]
 
     def _challengers(self) -> list[tuple[Candidate, Outcome]]:

@@ -197,53 +197,63 @@ class _Search:
                 self._measure(state, state.default)
 
     def _step(self) -> bool:
-        """Do the most useful thing that still fits; ``False`` if there is none."""
-        pending = sorted((s for s in self._states if s.to_rematch()), key=lambda s: -s.saving_us())
-        room = self._meter.room if self._may_measure() else -1.0
+        """Do the most useful thing that still fits; ``False`` if there is none.
+
+        Time for the rematches that are due is held back: what was found but not compared with the default is worth nothing.
+        """
+        pending = sorted((s for s in self._states if self._affordable(s)), key=lambda s: -s.saving_us())
+        reserve = self._reserve(pending)
+        room = self._meter.room(reserve) if self._may_measure() else -1.0
         affordable = [arm for arm in self._scheduler.arms() if arm.cost_s <= room] if room >= 0 else []
-        best = max(affordable, key=lambda arm: arm.value, default=None)
-        if best is None or self._reserve(pending) >= self._meter.seconds_left:
-            due = pending
-        else:
-            busy = {id(arm.task) for arm in affordable if arm.promising}
-            due = [state for state in pending if id(state) not in busy]
-        if any(self._rematch(state) for state in due):
-            return True
-        if best is None:
-            return False
-        self._try(best)
+        if not affordable:
+            return bool(pending) and self._rematch(pending[0])
+        busy = {id(arm.task) for arm in affordable if arm.promising}
+        for state in pending:
+            if id(state) not in busy:
+                return self._rematch(state)
+        self._try(max(affordable, key=lambda arm: arm.value), reserve)
         return True
 
     def _reserve(self, pending: Sequence[TaskState]) -> float:
-        """Seconds to hold back for the rematches of the tasks that matter, given heaviest first."""
+        """Seconds to hold back for the rematches of the tasks that matter, given heaviest first; 0 without a time limit."""
+        limit = self._meter.budget.seconds
+        if limit is None:
+            return 0.0
         total = sum(state.saving_us() for state in pending)
         reserve = covered = 0.0
         for state in pending:
             if covered >= _RESERVE_SAVING * total:
                 break
-            reserve += self._costs.rematch(state, state.to_rematch())
+            reserve += self._costs.rematch(state, self._affordable(state))
             covered += state.saving_us()
-        limit = self._meter.budget.seconds
-        return reserve if limit is None else min(reserve, _RESERVE_SHARE * limit)
+        return min(reserve, _RESERVE_SHARE * limit)
+
+    def _affordable(self, state: TaskState) -> list[Candidate]:
+        """Those of the task's candidates for a rematch that fit into what is left, the fastest having the first call on it."""
+        group: list[Candidate] = []
+        for candidate in state.to_rematch():
+            if self._costs.rematch(state, [*group, candidate]) <= self._meter.room():
+                group.append(candidate)
+        return group
 
     def _may_measure(self) -> bool:
         return self._meter.open and self._meter.trials_left >= 1
 
-    def _try(self, arm: Arm) -> None:
+    def _try(self, arm: Arm, reserve: float) -> None:
         if arm.candidate is not None:
-            self._measure(arm.task, arm.candidate)
+            self._measure(arm.task, arm.candidate, reserve)
         else:
-            timeout = min(self._policy.timeout, self._meter.stop_after())
+            timeout = min(self._policy.timeout, self._meter.stop_after(reserve))
             drawn = self._sampler.draw(self._measurer, arm.task, arm.dialect, limit=self._meter.trials_left, timeout=timeout)
             self._notify(Sampled(arm.task.workload, arm.dialect, len(drawn)))
 
-    def _measure(self, state: TaskState, candidate: Candidate) -> None:
-        stop_after = self._meter.stop_after()
+    def _measure(self, state: TaskState, candidate: Candidate, reserve: float = 0.0) -> None:
+        stop_after = self._meter.stop_after(reserve)
         capped = stop_after < self._policy.timeout
         outcome = self._measurer.measure(state.workload, candidate, timeout=stop_after if capped else None)
         if capped and outcome.status is Status.TIMEOUT:
             # Within the policy's own timeout it might have finished: that is no verdict on the candidate.
-            message = f"stopped after {stop_after:.1f} s, when the budget ended"
+            message = f"stopped after {stop_after:.1f} s to keep to the budget"
             outcome = dataclasses.replace(outcome, status=Status.NOISY, message=message)
         outcome = dataclasses.replace(outcome, cost_s=self._meter.charge(outcome.cost_s, trials=1))
         is_default = candidate == state.default
@@ -268,10 +278,8 @@ class _Search:
         )
 
     def _rematch(self, state: TaskState) -> bool:
-        """Compare as many of the task's best as fit with its default; ``False`` if none fits."""
-        group = state.to_rematch()
-        while group and self._costs.rematch(state, group) > self._meter.room:
-            group.pop()
+        """Compare the task's best with its default; ``False`` if the time for it has run out meanwhile."""
+        group = self._affordable(state)
         if not group:
             return False
         rematches = self._measurer.rematch(state.workload, group, state.default)

@@ -58,14 +58,15 @@ def test_the_meter_charges_the_time_between_results_on_top_of_earlier_runs() -> 
     assert meter.charge(5.0, trials=1) == 7
     assert meter.charge(3.0) == 3  # a replay, whose clock stands still
     assert (meter.seconds_left, meter.trials_left) == (50, 2)
-    assert meter.room == pytest.approx(53)
+    assert meter.room() == pytest.approx(53)
     clock.now += 10
     assert meter.seconds_left == 50
     assert meter.stop_after() == pytest.approx(47)
+    assert (meter.room(8), meter.stop_after(8)) == (42, 32)
     assert meter.elapsed == 17
 
 
 def test_a_meter_without_limits_admits_everything() -> None:
     meter = Meter(Budget(), 1e9, 10**9, Clock())
     assert meter.open
-    assert meter.room == math.inf
+    assert meter.room() == math.inf

@@ -141,6 +141,21 @@ def test_rematches_are_kept_time_for(world: World) -> None:
     assert [task.status for task in result.tasks] == [TaskStatus.WON] * 4
 
 
+def test_what_was_found_is_rematched_before_something_dear_is_tried(world: World) -> None:
+    """The time left would do for either; ``dear`` also takes five times as long as its first trial let expect."""
+    world.add_dialect("alpha", 50, lambda size: [{"tile": 0}])
+    world.add_dialect("dear", 40, lambda size: [{"tile": i} for i in range(9)])
+    good = world.set(1, "alpha", {"tile": 0}, time_us=80.0)
+    world.set(1, "dear", {"tile": 0}, time_us=79.0, cost_s=8.0)
+    for i in range(1, 9):
+        world.set(1, "dear", {"tile": i}, time_us=10.0, cost_s=40.0)
+    start = world.clock.now
+    result = world.tune({1: 10}, Budget(seconds=30.0))
+    assert world.clock.now - start <= 33.0
+    assert good in [candidate for _, candidate in world.measurer.rematched]
+    assert result.tasks[0].status is TaskStatus.WON
+
+
 def test_a_candidate_that_outlives_the_budget_is_stopped_and_not_judged(world: World) -> None:
     world.add_dialect("alpha", 50, lambda size: [{"tile": 0}])
     slow = world.set(1, "alpha", {"tile": 0}, cost_s=50.0, time_us=10.0)
