@@ -19,7 +19,7 @@ from raftune.graph.errors import CaptureError, UnsupportedOptimizer
 from raftune.graph.members import buffers_of, parameters_of, restored
 from raftune.graph.optimizer import OptimizerFactory, StateKey, apply_update, new_state, plan_groups
 from raftune.graph.structure import BatchSpec, Loss, Result, ResultSpec, find_loss, flatten, plain, split_batch
-from raftune.graph.tracing import PlainRecurrence, compiling
+from raftune.graph.tracing import PlainRecurrence, compiling, random_nodes
 from raftune.graph.training_graph import Kind, Slot, Source, TrainingGraph
 from raftune.graph.workloads import CONSTANT_META
 
@@ -135,13 +135,17 @@ class _Capture:
             enable_python_dispatcher(),
             torch.set_grad_enabled(self.mode == "train"),
         ):
+            state = torch.random.get_rng_state()
             try:
                 # An empty table: whole operators stay whole, as AOTAutograd hands them to a torch.compile backend.
-                return make_fx(self._step, decomposition_table={}, tracing_mode="real")(*self.fakes)
+                graph_module = make_fx(self._step, decomposition_table={}, tracing_mode="real")(*self.fakes)
             except CaptureError:
                 raise
             except Exception as error:  # Whatever the user's model or loss raises on fake tensors means: not capturable.
                 raise CaptureError(f"the step could not be traced: {type(error).__name__}: {error}") from error
+            if not torch.equal(torch.random.get_rng_state(), state):
+                raise CaptureError("the model sets the random state itself, which a graph cannot do")
+        return graph_module
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
         """The function that is traced; returns the settled outputs, then every input as the forward pass left it."""
@@ -203,7 +207,13 @@ class _Capture:
             return {}
         if not loss.requires_grad:
             raise CaptureError("the loss does not depend on any parameter that is to be trained")
+        drawn = random_nodes()
         found = torch.autograd.grad(loss, [parameters[name] for name in self.wanted], allow_unused=True)
+        if random_nodes() != drawn:
+            raise CaptureError(
+                "the backward pass draws random numbers anew: activation checkpointing around dropout is not captured; "
+                "turn checkpointing off"
+            )
         return {name: gradient for name, gradient in zip(self.wanted, found, strict=True) if gradient is not None}
 
     def _update(self, named: dict[Slot, Tensor], gradients: dict[str, Tensor], results: list[Tensor]) -> None:

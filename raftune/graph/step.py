@@ -15,6 +15,7 @@ from raftune.graph.optimizer import new_state
 from raftune.graph.training_graph import Kind, Slot, TrainingGraph
 
 FlatFunction = Callable[..., Sequence[Tensor]]
+_LIVE = (Kind.PARAMETER, Kind.BUFFER, Kind.STATE)  # read from model and optimizer, where anyone may have changed them
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Step:
         self._learning_rates = [torch.zeros((), dtype=torch.float32) for _ in source.groups]
         self._readers = [self._reader(slot) for slot in graph.inputs]
         self._wanted = [_layout(node.meta["val"]) for node in _placeholders(graph)]
-        self._checked = [_Known() for _ in graph.inputs]
+        self._checked = [(index, _Known()) for index, slot in enumerate(graph.inputs) if slot.kind in _LIVE]
         position = {slot: index for index, slot in enumerate(graph.inputs)}
         self._write_back = [(i, position[s]) for i, s in enumerate(graph.outputs) if s in position]
         self._gradients = [(i, self._members[s.name]) for i, s in enumerate(graph.outputs) if s.kind is Kind.GRADIENT]
@@ -65,9 +66,11 @@ class Step:
         batch = self.graph.source.batch.leaves_of(inputs)
         self._check_settings()
         tensors = [read(batch) for read in self._readers]
-        for index, (tensor, known) in enumerate(zip(tensors, self._checked, strict=True)):
+        for index, known in self._checked:
+            tensor = tensors[index]
             if tensor is not known.tensor or tensor.data_ptr() != known.address:
                 self._check_layout(index, tensor)
+                known.tensor, known.address = tensor, tensor.data_ptr()
         return tensors
 
     def run(self, function: FlatFunction, inputs: Any) -> StepResult:
@@ -115,7 +118,9 @@ class Step:
             if module.training is not training:
                 raise StepMismatch(f"{type(module).__name__}.training is now {module.training}, captured as {training}")
         for member, flag in self._requires_grad:
-            if member.live.requires_grad is not flag:
+            if member.live is not member.tensor:
+                raise StepMismatch(f"parameter {member.name!r} was replaced by another; capture again")
+            if member.tensor.requires_grad is not flag:
                 raise StepMismatch(f"parameter {member.name!r} has requires_grad={not flag} now, captured as {flag}")
         if self._optimizer is None:
             return
@@ -132,9 +137,6 @@ class Step:
         if not isinstance(tensor, Tensor) or _layout(tensor) != wanted:
             have = _layout(tensor) if isinstance(tensor, Tensor) else tensor
             raise StepMismatch(f"{slot.kind} {slot.name or slot.index} {slot.key} is now {have}, captured as {wanted}")
-        # Batches come and go; keeping one alive here would hold its memory.
-        if slot.kind is not Kind.INPUT:
-            self._checked[index] = _Known(tensor, tensor.data_ptr())
 
 
 def _placeholders(graph: TrainingGraph) -> list[torch.fx.Node]:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from raftune.graph.errors import CaptureError, StepMismatch
 
 Loss = Callable[..., torch.Tensor]
+_LEAVES = (torch.Tensor, bool, int, float, str, torch.dtype, torch.device)
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,11 @@ class BatchSpec:
 
     @staticmethod
     def of(inputs: Any) -> BatchSpec:
+        """Raises :class:`CaptureError` for a leaf that is neither a tensor nor a plain constant."""
         leaves, structure = pytree.tree_flatten(plain(inputs))
+        for index, leaf in enumerate(leaves):
+            if leaf is not None and not isinstance(leaf, _LEAVES):
+                raise CaptureError(f"input {index} is a {type(leaf).__name__}; pass tensors, or plain constants")
         return BatchSpec(structure, tuple(TensorLeaf.of(x) if isinstance(x, torch.Tensor) else x for x in leaves))
 
     def leaves_of(self, inputs: Any) -> list[Any]:

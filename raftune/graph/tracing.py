@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
@@ -49,3 +50,11 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+def random_nodes() -> int:
+    """How many operators that draw random numbers have been traced so far."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    operators = (node.target for node in mode.tracer.graph.nodes)
+    return sum(isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags for op in operators)

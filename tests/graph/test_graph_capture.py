@@ -13,6 +13,7 @@ import torch
 from eager_reference import assert_follows_eager, assert_same_state
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from raftune.graph import CaptureError, Kind, Slot, capture
 from raftune.graph.workloads import CONSTANT_META
@@ -386,6 +387,17 @@ class GrowsABuffer(Scales):
         return (self.weight * x).sum()
 
 
+class Checkpointed(Scales):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda y: functional.dropout(self.weight * y).tanh(), x, use_reentrant=False).sum()
+
+
+class Seeds(Scales):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(4)
+        return functional.dropout(self.weight * x).sum()
+
+
 @pytest.mark.parametrize(
     ("model", "loss", "message"),
     [
@@ -393,6 +405,8 @@ class GrowsABuffer(Scales):
         (ChangesItsInput(), None, "changes its input 0 in place"),
         (ChangesItsParameter(), None, "changes its parameter 'weight' in place"),
         (GrowsABuffer(), None, r"buffer 'seen' from torch.float32 \(1,\) into torch.float32 \(2,\)"),
+        (Checkpointed(), None, "backward pass draws random numbers"),
+        (Seeds(), None, "sets the random state"),
         (nn.Linear(3, 3), None, "must be a tensor of one element, not a tensor of shape"),
         (nn.LSTM(3, 3), None, "returned tuple without a tensor 'loss'"),
         (nn.Linear(3, 3), lambda *y: y[0].sum(), "number of targets is unknown"),
@@ -404,6 +418,11 @@ class GrowsABuffer(Scales):
 def test_what_cannot_be_captured_says_why(model, loss, message):
     with pytest.raises(CaptureError, match=message):
         capture(model, torch.ones(1, 3), loss=loss, optimizer=None)
+
+
+def test_input_that_is_no_tensor_is_named():
+    with pytest.raises(CaptureError, match="input 0 is a ndarray"):
+        capture(nn.Linear(3, 3), (torch.ones(1, 3).numpy(),), loss=square)
 
 
 def test_unknown_mode():

@@ -161,6 +161,7 @@ def test_batch_in_another_memory_layout_is_accepted():
         (lambda m, o, b: (b[0], 3), "input 1 is 3, captured as a tensor"),
         (lambda m, o, b: m.eval() and b, "Sequential.training is now False"),
         (lambda m, o, b: m[0].requires_grad_(False) and b, "'0.weight' has requires_grad=False now"),
+        (lambda m, o, b: setattr(m[0], "bias", nn.Parameter(torch.ones(8))) or b, "'0.bias' was replaced"),
         (lambda m, o, b: m.double() and b, "parameter 0.weight  is now .torch.float64"),
         (lambda m, o, b: o.param_groups[0].update(weight_decay=0.7) or b, "weight_decay of parameter group 0 is now 0.7"),
         (lambda m, o, b: o.add_param_group({"params": [nn.Parameter(torch.ones(1))]}) or b, "2 parameter groups now"),
