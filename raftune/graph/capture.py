@@ -127,25 +127,28 @@ class _Capture:
         self.fake_mode = fake_mode
 
     def _trace(self) -> fx.GraphModule:
+        with torch.random.fork_rng(devices=()):
+            before = torch.random.get_rng_state()
+            graph_module = self._trace_fakes()
+            if not torch.equal(torch.random.get_rng_state(), before):
+                raise CaptureError("the model sets the random state itself, which a graph cannot do")
+        return graph_module
+
+    def _trace_fakes(self) -> fx.GraphModule:
         with (
-            torch.random.fork_rng(devices=()),
             restored(self.model),
             compiling(),
             self.fake_mode,
             enable_python_dispatcher(),
             torch.set_grad_enabled(self.mode == "train"),
         ):
-            state = torch.random.get_rng_state()
             try:
                 # An empty table: whole operators stay whole, as AOTAutograd hands them to a torch.compile backend.
-                graph_module = make_fx(self._step, decomposition_table={}, tracing_mode="real")(*self.fakes)
+                return make_fx(self._step, decomposition_table={}, tracing_mode="real")(*self.fakes)
             except CaptureError:
                 raise
             except Exception as error:  # Whatever the user's model or loss raises on fake tensors means: not capturable.
                 raise CaptureError(f"the step could not be traced: {type(error).__name__}: {error}") from error
-            if not torch.equal(torch.random.get_rng_state(), state):
-                raise CaptureError("the model sets the random state itself, which a graph cannot do")
-        return graph_module
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
         """The function that is traced; returns the settled outputs, then every input as the forward pass left it."""
