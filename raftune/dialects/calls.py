@@ -199,7 +199,8 @@ def _entry(workload: Workload, operator: Operator) -> Kernel:
     from raftune.dialects.torch_ops import dtype_of, resolve
 
     overload = resolve(operator.op)
-    binding = getattr(torch._C._VariableFunctions, operator.op.split(".")[1], None)
+    name = operator.op.split(".")[1]
+    binding = getattr(torch._C._VariableFunctions, name, None) or getattr(torch._C._nn, name, None)
     if binding is None or overload.namespace != "aten" or overload._schema.is_mutable:
         return overload
     metas = tuple(torch.empty_strided(s.shape, s.stride, dtype=dtype_of(s.dtype), device="meta") for s in workload.inputs)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from raftune.dialects.base import BuildError, Kernel, Unsupported
 from raftune.dialects.inductor import InductorDialect
 from raftune.graph.workloads import workload_from_call
+from raftune.measure.inputs import make_inputs
 from raftune.workload import Workload
 
 Check = Callable[[Workload, Kernel], None]
@@ -86,3 +88,21 @@ def test_the_compiler_named_by_cxx_is_the_one_looked_for(tmp_path: Path, monkeyp
     monkeypatch.setenv("CXX", str(fake))
     assert InductorDialect().unavailable() is None
     assert InductorDialect().version().endswith("fancy-cc 7.8.9")
+
+
+@needs_compiler
+def test_a_second_build_is_taken_from_the_cache_on_disk(workloads: dict[str, Workload], check_kernel: Check) -> None:
+    workload = workloads["softmax_transposed"]
+    inductor.build(workload, {"lowering": "default"})
+    hits = counters["inductor"]["fxgraph_cache_hit"]
+    check_kernel(workload, inductor.build(workload, {"lowering": "default"}))
+    assert counters["inductor"]["fxgraph_cache_hit"] == hits + 1
+
+
+@needs_compiler
+def test_a_second_result_of_one_kernel_is_new_memory(workloads: dict[str, Workload]) -> None:
+    kernel = inductor.build(workloads["softmax_transposed"], {"lowering": "default"})
+    inputs = make_inputs(workloads["softmax_transposed"], seed=4)
+    first, second = kernel(*inputs), kernel(*inputs)
+    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(first, second)

@@ -6,6 +6,7 @@ shapes; a copy that puts a matrix into the better order often costs less.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -61,21 +62,20 @@ def build(workload: Workload, config: Config) -> Kernel:
 
 
 def features(workload: Workload, config: Config) -> dict[str, float]:
-    """Which matrices are copied and how many elements that moves."""
+    """What a change of layouts costs: elements copied (log2), of which matrix, and whether the result is transposed."""
     product = Product.of(workload)
-    if product is None or config["formulation"] != "layout":
-        return {}
+    if product is None or config.get("formulation") != "layout":
+        return {"copied": 0.0, "swap": 0.0}
     moved = [
         spec.numel * (layout != layouts(spec)[0])
         for spec, layout in ((product.left, config.get("a")), (product.right, config.get("b")))
     ]
     swapped = config.get("result") == "column"
     return {
-        "copy_a": float(moved[0] > 0),
-        "copy_b": float(moved[1] > 0),
+        "copied": math.log2(1 + sum(moved) + swapped * product.result.numel),
+        "copied_a": math.log2(1 + moved[0]),
+        "copied_b": math.log2(1 + moved[1]),
         "swap": float(swapped),
-        "copied": float(sum(moved) + swapped * product.result.numel),
-        "bias_after": float(config.get("bias") == "add"),
     }
 
 

@@ -42,11 +42,13 @@ def build(workload: Workload, lowering: str, simdlen: int | None) -> Kernel:
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     from raftune.dialects.torch_ops import dtype_of
 
     options = {**_BASE_OPTIONS, **(_TEMPLATE_OPTIONS if lowering == "template" else {}), "cpp.simdlen": simdlen}
-    mode = FakeTensorMode()
+    # The sizes are all static; without a shape environment Inductor bypasses its cache on disk.
+    mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         fakes = [torch.empty_strided(s.shape, s.stride, dtype=dtype_of(s.dtype)) for s in workload.inputs]
     try:

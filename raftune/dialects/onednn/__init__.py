@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import ClassVar
@@ -52,24 +53,17 @@ class OnednnDialect(Dialect):
         return matmul.build(core, config, postop) if isinstance(core, Product) else convolution.build(core, config, postop)
 
     def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
-        """Which kernel, whether the weight is packed and when, and whether results or images are rearranged."""
+        """Elements (log2) that are rearranged outside oneDNN's kernel, and whether the kernel reads a packed weight."""
         found = _core(workload)
         if found is None:
             return {}
         core, _ = found
-        rearranged = isinstance(core, Convolution) and config.get("layout", core.layout) != core.layout
-        return {
-            "linear": float(str(config.get("kernel")).startswith("linear")),
-            "convolution": float(str(config.get("kernel")).endswith("convolution")),
-            "swap": float(config.get("result") == "column"),
-            "packed": float(config.get("weight") == "packed"),
-            "packed_once": float(config.get("weight") == "packed_once"),
-            "changes_layout": float(rearranged),
-            "flipped": float(config.get("input") == "flipped"),
-            "input_linear": float(config.get("input") == "linear"),
-            "weight_linear": float(config.get("weight") == "linear"),
-            "weight_convolution": float(config.get("weight") == "convolution"),
-        }
+        if isinstance(core, Product):
+            rearranged = core.result.numel if config.get("result") == "column" else 0
+        else:
+            changed = config.get("layout", core.layout) != core.layout
+            rearranged = sum(s.numel for s in (*core.workload.inputs, *core.workload.results)) if changed else 0
+        return {"rearranged": math.log2(1 + rearranged), "packed": float(config.get("weight", "plain") != "plain")}
 
 
 @cache
