@@ -10,7 +10,7 @@ from raftune.dialects.base import Dialect
 from raftune.measurement import Outcome, Status
 from raftune.search.protocols import Measurer
 from raftune.search.state import TaskState
-from raftune.search.strategies import Belief, Strategy, expected_gain
+from raftune.search.strategies import PROMISING, Belief, Strategy, expected_gain
 from raftune.workload import Candidate
 
 # Candidates drawn at a time, and how many of them, the best by the strategy's rating, are tried.
@@ -38,7 +38,7 @@ class Sampler:
         self._exhausted: set[tuple[str, str]] = set()
 
     def gains(self, task: TaskState) -> dict[str, float]:
-        """Expected gain of sampling by dialect, for those where it pays."""
+        """Expected gain of sampling by dialect, for those where it promises something."""
         found = {}
         for dialect in self._dialects:
             key = (task.workload.digest, dialect.name)
@@ -87,7 +87,8 @@ class Sampler:
             hopes.append(Belief(math.log(min(times) / default_us), _NEAR_STD))
         if not hopes:
             return None
-        return max(expected_gain(hope, bar) for hope in hopes) / (1 + idle / _TRIED)
+        gain = max(expected_gain(hope, bar) for hope in hopes) / (1 + idle / _TRIED)
+        return gain if gain >= PROMISING else None
 
 
 def _sampled(task: TaskState, dialect: str) -> int:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from raftune.search.costs import SAMPLING_S, Costs
 from raftune.search.sampling import Sampler
 from raftune.search.state import TaskState
-from raftune.search.strategies import Strategy
+from raftune.search.strategies import PROMISING, Strategy
 from raftune.workload import Candidate
 
-# A trial expected to save less than this share of its default's time does not hold up the task's rematch.
-_PROMISING = 0.005
 # A noisy measurement is repeated later: it counts for this much of a fresh one.
 _RETRY = 0.25
 
@@ -40,7 +38,8 @@ class Arm:
 
     @property
     def promising(self) -> bool:
-        return self.gain >= _PROMISING
+        """Whether the task's rematch waits for this."""
+        return self.gain >= PROMISING
 
 
 class Scheduler:

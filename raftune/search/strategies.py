@@ -16,6 +16,9 @@ from raftune.measurement import Outcome, Status
 from raftune.search.state import TaskState
 from raftune.workload import Candidate, Workload, digest_text
 
+# Below this expected share of the default's time a trial is of no consequence, though it may be made in the end.
+PROMISING = 0.005
+
 
 class Strategy(Protocol):
     """Rates untried candidates, and is told of each result."""
