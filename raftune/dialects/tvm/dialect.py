@@ -84,6 +84,7 @@ class TvmDialect(Dialect):
         from raftune.dialects.tvm import build, target
         from raftune.dialects.tvm.lowering.builder import Builder
         from raftune.dialects.tvm.lowering.lower import lower
+        from raftune.dialects.tvm.schedule.guard import check_size
 
         host = target.host_target()
         if kind == "trace":
@@ -105,6 +106,7 @@ class TvmDialect(Dialect):
             lanes = host.lanes(max((_ITEMSIZE.get(spec.dtype, 4) for spec in workload.inputs), default=4))
             lowered = lower(workload, Builder(lanes=lanes, tiling=tiling))
             schedule = hand_schedule(lowered, lanes=lanes, threads=host.threads)
+        check_size(schedule.mod, host.lanes())
         return build.make_kernel(workload, lowered, build.compile_module(schedule.mod, host))
 
     def features(self, workload: Workload, config: Config) -> Mapping[str, float]:

@@ -306,13 +306,11 @@ class Builder:
 
     def maximum(self, a: Expr, b: Expr) -> Expr:
         """The larger; NaN if either is."""
-        value = tirx.Select(a > b, a, b)
-        return value if not is_float(dtype_name(a)) else tirx.Select(a != a, a, value)  # noqa: PLR0124 (NaN test)
+        return tirx.Select(a > b, a, tirx.Select(b >= a, b, a + b))
 
     def minimum(self, a: Expr, b: Expr) -> Expr:
         """The smaller; NaN if either is."""
-        value = tirx.Select(a < b, a, b)
-        return value if not is_float(dtype_name(a)) else tirx.Select(a != a, a, value)  # noqa: PLR0124 (NaN test)
+        return tirx.Select(a < b, a, tirx.Select(b <= a, b, a + b))
 
 
 def constant(value: Scalar, dtype: str) -> Expr:

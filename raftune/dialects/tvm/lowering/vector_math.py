@@ -13,6 +13,7 @@ from tvm import tirx
 Expr = Any
 
 _SMALLEST_NORMAL = 1.17549435e-38
+_LARGEST = 3.4028234e38
 _SQRT_HALF = 0.707106781186547524
 _LOG2E = 1.4426950408889634
 # ln 2 in two parts, the first with trailing zero bits, so that n * _LN2_HIGH is exact (Cody and Waite's reduction).
@@ -36,32 +37,18 @@ _LOG_TERMS = (
 )
 # Cephes tanhf: tanh(x) = x + x^3 P(x^2) for |x| < 0.625.
 _TANH_TERMS = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
-# Taylor series of erf at 0 in x^2 (2/sqrt(pi) * (-1)^n / (n! (2n+1))), for |x| < 0.875.
+# erf(x) = x P(x^2) / Q(x^2) on |x| <= 3.8325, beyond which it is 1 in float32 (the minimax fit of Eigen and XLA).
+_ERF_LARGEST = 3.832506856900711
 _ERF_TERMS = (
-    1.3447e-6,
-    -1.4925650358406251e-5,
-    1.2055332981789664e-4,
-    -8.5483270234508541e-4,
-    5.2239776254421879e-3,
-    -2.6866170645131252e-2,
-    1.1283791670955126e-1,
-    -3.7612638903183754e-1,
-    1.1283791670955126,
+    -2.72614225801306e-10,
+    2.77068142495902e-8,
+    -2.10102402082508e-6,
+    -5.69250639462346e-5,
+    -7.34990630326855e-4,
+    -2.95459980854025e-3,
+    -1.60960333262415e-2,
 )
-# Abramowitz and Stegun 7.1.26 is too coarse for float32; W. J. Cody's form erfc(x) = exp(-x^2) Q(t) with t = 1/(1 + x/2)
-# as fitted in Numerical Recipes (erfcc, fractional error below 1.2e-7).
-_ERFC_TERMS = (
-    0.17087277,
-    -0.82215223,
-    1.48851587,
-    -1.13520398,
-    0.27886807,
-    -0.18628806,
-    0.09678418,
-    0.37409196,
-    1.00002368,
-    -1.26551223,
-)
+_ERF_DIVISOR = (-1.45660718464996e-5, -2.13374055278905e-4, -1.68282697438203e-3, -7.37332916720468e-3, -1.42647390514189e-2)
 
 
 def exp(x: Expr) -> Expr:
@@ -69,17 +56,16 @@ def exp(x: Expr) -> Expr:
         return tirx.exp(x)
 
     def reduced(x: Expr, power: Expr) -> Expr:
-        r = _clip(x) - power * _f(_LN2_HIGH) - power * _f(_LN2_LOW)
+        r = _within(x, _EXP_SMALLEST, _EXP_LARGEST) - power * _f(_LN2_HIGH) - power * _f(_LN2_LOW)
         return let(r, lambda r: _polynomial(r, _EXP_TERMS) * (r * r) + r + _f(1))
 
     def value(x: Expr) -> Expr:
-        power = tirx.floor(_clip(x) * _f(_LOG2E) + _f(0.5))
+        power = tirx.floor(_within(x, _EXP_SMALLEST, _EXP_LARGEST) * _f(_LOG2E) + _f(0.5))
         return let(power, lambda power: _scaled(reduced(x, power), power.astype("int32")))
 
     def guarded(x: Expr) -> Expr:
         result = tirx.Select(x > _f(_EXP_LARGEST), _f(float("inf")), value(x))
-        result = tirx.Select(x < _f(_EXP_SMALLEST), _f(0), result)
-        return tirx.Select(x != x, x, result)  # noqa: PLR0124 (NaN test)
+        return tirx.Select(x < _f(_EXP_SMALLEST), _f(0), result)
 
     return let(x, guarded)
 
@@ -92,9 +78,9 @@ def log(x: Expr) -> Expr:
         cubic = r * (r * r) * _polynomial(r, _LOG_TERMS)
         return cubic + exponent * _f(_LN2_LOW) - _f(0.5) * (r * r) + r + exponent * _f(_LN2_HIGH)
 
-    def parts(bits: Expr) -> Expr:
+    def positive(bits: Expr, shift: Expr) -> Expr:
         mantissa = tirx.reinterpret("float32", (bits & tirx.const(0x007FFFFF, "int32")) | tirx.const(0x3F000000, "int32"))
-        exponent = ((bits >> tirx.const(23, "int32")) - tirx.const(126, "int32")).astype("float32")
+        exponent = ((bits >> tirx.const(23, "int32")) - tirx.const(126, "int32")).astype("float32") - shift
 
         def centred(m: Expr) -> Expr:
             small = m < _f(_SQRT_HALF)
@@ -105,10 +91,11 @@ def log(x: Expr) -> Expr:
         return let(mantissa, centred)
 
     def guarded(x: Expr) -> Expr:
-        result = let(tirx.reinterpret("int32", tirx.max(x, _f(_SMALLEST_NORMAL))), parts)
-        result = tirx.Select(x == _f(float("inf")), x, result)
-        result = tirx.Select(x < _f(_SMALLEST_NORMAL), tirx.Select(x < _f(0), _f(float("nan")), _f(float("-inf"))), result)
-        return tirx.Select(x != x, x, result)  # noqa: PLR0124 (NaN test)
+        tiny = x < _f(_SMALLEST_NORMAL)
+        bits = tirx.reinterpret("int32", tirx.Select(tiny, x * _f(2.0**23), x))
+        result = let(bits, lambda bits: positive(bits, tirx.Select(tiny, _f(23), _f(0))))
+        outside = tirx.Select(x == _f(0), _f(float("-inf")), _f(float("nan")))
+        return tirx.Select(x > _f(0), tirx.Select(x > _f(_LARGEST), x, result), outside)
 
     return let(x, guarded)
 
@@ -131,13 +118,9 @@ def erf(x: Expr) -> Expr:
         return tirx.erf(x)
 
     def value(x: Expr) -> Expr:
-        size = tirx.abs(x)
-        near = let(x * x, lambda square: x * _polynomial(square, _ERF_TERMS))
-        t = _f(1) / (_f(1) + _f(0.5) * size)
-        far = let(t, lambda t: _f(1) - t * exp(_polynomial(t, _ERFC_TERMS) - x * x))
-        return tirx.Select(size < _f(0.875), near, _with_sign(far, x))
+        return let(x * x, lambda square: x * _polynomial(square, _ERF_TERMS) / _polynomial(square, _ERF_DIVISOR))
 
-    return let(x, value)
+    return let(x, lambda x: let(_within(x, -_ERF_LARGEST, _ERF_LARGEST), value))
 
 
 def let(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
@@ -146,8 +129,9 @@ def let(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     return tirx.Let(name, value, body(name))
 
 
-def _clip(x: Expr) -> Expr:
-    return tirx.max(tirx.min(x, _f(_EXP_LARGEST)), _f(_EXP_SMALLEST))
+def _within(x: Expr, low: float, high: float) -> Expr:
+    """``x`` clipped; NaN stays, which ``min`` and ``max`` would lose."""
+    return tirx.Select(x > _f(high), _f(high), tirx.Select(x < _f(low), _f(low), x))
 
 
 def _scaled(value: Expr, power: Expr) -> Expr:

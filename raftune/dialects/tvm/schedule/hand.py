@@ -29,7 +29,7 @@ def hand_schedule(lowered: Lowered, *, lanes: int, threads: int) -> Schedule:
     tiling = lowered.builder.tiling
     names = {stage.kind: stage.name for stage in stages}
     if tiling is not None and "tile" in names:
-        _tile(sch, stages, lowered.outputs, tiling, lanes, threads)
+        _tile(sch, stages, tiling, threads)
         return sch
     rows = next((i for i, stage in enumerate(stages) if stage.kind in ("lanes", "reduce")), None)
     anchored = _gather_rows(sch, stages[rows:], lanes, threads) if rows is not None else set()
@@ -127,9 +127,9 @@ def _gather_rows(sch: Schedule, stages: list[Stage], lanes: int, threads: int) -
         row = sch.merge(*row_loops)
     except ScheduleError:
         return set()
+    _parallel(sch, row, threads)  # before reductions are split in two, after which TVM no longer sees that rows are independent
     for stage in together:
         _inside_row(sch, stage, 1, lanes)
-    _parallel(sch, row, threads)
     return {stage.name for stage in together}
 
 
@@ -151,8 +151,8 @@ def _inside_row(sch: Schedule, stage: Stage, rows: int, lanes: int) -> None:
             sch.vectorize(vector)
 
 
-def _tile(sch: Schedule, stages: list[Stage], outputs: tuple[str, ...], tiling: MatmulTiling, lanes: int, threads: int) -> None:
-    del lanes
+def _tile(sch: Schedule, stages: list[Stage], tiling: MatmulTiling, threads: int) -> None:
+    """A register tile of the product per step; its panel of the right operand is packed before the first step that needs it."""
     tile = next(s for s in stages if s.kind == "tile")
     last = stages[-1]
     block = sch.get_sblock(last.name)
@@ -173,7 +173,6 @@ def _tile(sch: Schedule, stages: list[Stage], outputs: tuple[str, ...], tiling: 
     sch.vectorize(ni)
     sch.unroll(mi)
     sch.unroll(ki)
-    sch.decompose_reduction(tile_block, ko)
     pack = next((s for s in stages if s.kind == "pack"), None)
     if pack is not None:
         if tiling.order == "nm":
@@ -183,7 +182,7 @@ def _tile(sch: Schedule, stages: list[Stage], outputs: tuple[str, ...], tiling: 
         sch.vectorize(sch.get_loops(pack.name)[-1])
     if threads > 1:
         _parallel(sch, sch.fuse(*batch, outer[0]), threads)
-    del outputs
+    sch.decompose_reduction(tile_block, ko)
 
 
 def _parallel(sch: Schedule, loop: Loop, threads: int) -> None:

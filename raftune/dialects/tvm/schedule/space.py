@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import random
 import sys
@@ -65,6 +66,7 @@ def _postprocess(lowered: Lowered, host: HostTarget, schedule: Any) -> bool:
 
 def _context(lowered: Lowered, host: HostTarget, seed: int) -> Any:
     with _cheap_stack():
+        importlib.import_module("tvm.s_tir.tensor_intrin")  # every TuneContext does, here it is cheap
         from tvm.s_tir import meta_schedule as ms
     rule, post = ms.schedule_rule, ms.postproc
     jobs = _MAX_JOBS_PER_CORE if host.threads > 1 else -1  # -1: no parallel loops

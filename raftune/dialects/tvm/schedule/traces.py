@@ -110,8 +110,18 @@ def _check_instruction(number: int, instruction: Any) -> None:
         raise BuildError(f"instruction {number} ({name}): inputs, attributes and outputs are lists of names and numbers")
     if name in ("Annotate", "Unannotate") and (not attributes or attributes[0] not in _ANNOTATIONS):
         raise BuildError(f"instruction {number}: annotation {attributes!r} is not one of {sorted(_ANNOTATIONS)}")
-    if name == "SampleCategorical" and not (attributes and all(_is_index(v, _MAX_UNROLL + 1) for v in attributes[0])):
+    if name == "Annotate" and not all(isinstance(v, str) or _is_index(v, _MAX_UNROLL + 1) for v in inputs):
+        raise BuildError(f"instruction {number}: annotation of {inputs!r}; numbers are from 0 to {_MAX_UNROLL}")
+    if name == "SampleCategorical" and not _are_unroll_steps(attributes):
         raise BuildError(f"instruction {number}: unrolling {attributes!r}; steps are from 0 to {_MAX_UNROLL}")
+
+
+def _are_unroll_steps(attributes: Any) -> bool:
+    return (
+        bool(attributes)
+        and isinstance(attributes[0], list | tuple)
+        and all(_is_index(v, _MAX_UNROLL + 1) for v in attributes[0])
+    )
 
 
 def _is_plain(value: Any, depth: int) -> bool:

@@ -1,0 +1,203 @@
+"""Each lowered operator against PyTorch in float64: values, and the dtypes, shapes and strides of what it returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from raftune.dialects.tvm import TvmDialect
+from raftune.dialects.tvm.lowering import registry
+from raftune.graph.workloads import workload_from_call
+
+aten = torch.ops.aten
+DIALECT = TvmDialect()
+
+
+def rand(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + len(shape))
+    return torch.randn(shape, generator=generator)
+
+
+def mask(*shape: int) -> torch.Tensor:
+    return rand(*shape) > 0
+
+
+def log_probabilities() -> torch.Tensor:
+    return rand(11, 7).log_softmax(-1)
+
+
+LABELS = torch.tensor([0, 3, -100, 6, 1, 2, 3, 4, 5, 6, 0])
+
+
+def norm_statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    _, mean, rstd = aten.native_layer_norm.default(x, [x.shape[-1]], None, None, 1e-5)
+    return mean, rstd
+
+
+PRODUCTS: list[tuple[Any, ...]] = [
+    (aten.mm.default, (rand(37, 53), rand(53, 29))),
+    (aten.mm.default, (rand(1, 1), rand(1, 1))),
+    (aten.mm.default, (rand(64, 48), rand(10, 48).t())),
+    (aten.mm.default, (rand(48, 64).t(), rand(10, 48).t())),
+    (aten.mm.default, (rand(17, 40)[:, 3:20], rand(17, 32))),
+    (aten.mm.default, (rand(1, 19).expand(5, 19), rand(19, 1).expand(19, 33))),
+    (aten.addmm.default, (rand(32), rand(8, 16), rand(32, 16).t())),
+    (aten.addmm.default, (rand(8, 32), rand(8, 16), rand(16, 32)), {"beta": 0.5, "alpha": 2}),
+    (aten.bmm.default, (rand(3, 9, 16), rand(3, 20, 16).transpose(1, 2))),
+    (aten.bmm.default, (rand(2, 5, 3, 8).transpose(1, 2).reshape(6, 5, 8), rand(6, 8, 17))),
+    (aten.baddbmm.default, (rand(1, 32), rand(3, 9, 16), rand(3, 16, 32))),
+    (aten.mm.default, (rand(6, 20).double(), rand(20, 24).double())),
+]
+
+POINTWISE: list[tuple[Any, ...]] = [
+    *(
+        (op.default, (rand(5, 13) * 10,))
+        for op in (aten.exp, aten.tanh, aten.sigmoid, aten.silu, aten.relu, aten.neg, aten.abs)
+    ),
+    (aten.exp.default, (rand(16, 16) * 10,)),
+    (aten.gelu.default, (rand(8, 32) * 2,)),
+    (aten.gelu.default, (rand(8, 32) * 2,), {"approximate": "tanh"}),
+    (aten.erf.default, (rand(97) * 2,)),
+    (aten.log.default, (rand(64).abs() + 1e-6,)),
+    (aten.rsqrt.default, (rand(64).abs() + 0.1,)),
+    (aten.gelu_backward.default, (rand(4, 16), rand(4, 16) * 2)),
+    (aten.gelu_backward.default, (rand(4, 16), rand(4, 16) * 2), {"approximate": "tanh"}),
+    (aten.silu_backward.default, (rand(3, 7), rand(3, 7))),
+    (aten.tanh_backward.default, (rand(3, 7), rand(3, 7).tanh())),
+    (aten.sigmoid_backward.default, (rand(3, 7), rand(3, 7).sigmoid())),
+    (aten.threshold_backward.default, (rand(32, 16), rand(32, 16), 0)),
+    (aten.native_dropout_backward.default, (rand(4, 16), mask(4, 16), 1.25)),
+    (aten.add.Tensor, (rand(5, 1, 7), rand(3, 1)), {"alpha": 2}),
+    (aten.add.Tensor, (rand(16, 8).t(), rand(16, 8).t())),
+    (aten.add.Tensor, (rand(8, 12, 4)[:, 2:7], rand(5, 1))),
+    (aten.sub.Tensor, (rand(4, 6), rand(6, 4).t())),
+    (aten.mul.Tensor, (rand(4, 1).expand(4, 6), rand(6))),
+    (aten.mul.Tensor, (rand(4, 6), rand())),
+    (aten.mul.Tensor, (torch.arange(6), 2.5)),
+    (aten.div.Tensor, (torch.arange(6), 4)),
+    (aten.add.Tensor, (torch.arange(6), 4)),
+    (aten.pow.Tensor_Scalar, (rand(3, 5), 3)),
+    (aten.where.self, (mask(4, 1), rand(4, 6), rand(6))),
+    (aten.eq.Scalar, (torch.arange(12) % 3, 1)),
+    (aten.le.Tensor, (rand(4, 6), rand(6))),
+    (aten._to_copy.default, (mask(7, 5),), {"dtype": torch.float32}),
+    (aten.clone.default, (rand(4, 6).t(),), {"memory_format": torch.contiguous_format}),
+    (aten.mul.Tensor, (rand(2, 3, 4, 5).to(memory_format=torch.channels_last), 2.0)),
+]
+
+REDUCTIONS: list[tuple[Any, ...]] = [
+    (aten.sum.dim_IntList, (rand(12, 64), [1])),
+    (aten.sum.dim_IntList, (rand(12, 64), [0], True)),
+    (aten.sum.dim_IntList, (rand(7, 13, 37), [-1])),
+    (aten.sum.dim_IntList, (rand(7, 13, 37), [0, 2], True)),
+    (aten.sum.dim_IntList, (rand(4, 3, 16, 16), [0, 2, 3])),
+    (aten.sum.dim_IntList, (rand(5, 1, 3), [1])),
+    (aten.sum.dim_IntList, (rand(64, 12).t(), [1])),
+    (aten.sum.default, (rand(1000),)),
+    (aten.sum.default, (mask(100),)),
+    (aten.mean.dim, (rand(6, 50), [-1], True)),
+    (aten.mean.default, (rand(6, 50),)),
+    (aten.amax.default, (rand(6, 50), [1])),
+    (aten.var.correction, (rand(6, 50), [1]), {"correction": 1}),
+    (aten._softmax.default, (rand(33, 37) * 5, -1, False)),
+    (aten._softmax.default, (rand(4, 64) * 5, 1, False)),
+    (aten._softmax.default, (rand(3, 8, 9), 1, False)),
+    (aten._log_softmax.default, (rand(9, 48) * 5, -1, False)),
+    (aten._log_softmax.default, (rand(2, 3, 5), -1, False)),
+    (aten._softmax_backward_data.default, (rand(5, 48), rand(5, 48).softmax(-1), -1, torch.float32)),
+    (aten._log_softmax_backward_data.default, (rand(5, 31), rand(5, 31).log_softmax(-1), -1, torch.float32)),
+    (aten.native_layer_norm.default, (rand(6, 5, 64), [64], rand(64), rand(64), 1e-5)),
+    (aten.native_layer_norm.default, (rand(9, 29), [29], None, None, 1e-5)),
+    (
+        aten.native_layer_norm_backward.default,
+        (rand(6, 32), rand(6, 32) * 2, [32], *norm_statistics(rand(6, 32) * 2), rand(32), rand(32), [True, True, True]),
+    ),
+    (
+        aten.native_layer_norm_backward.default,
+        (rand(7, 29), rand(7, 29) * 2, [29], *norm_statistics(rand(7, 29) * 2), rand(29), rand(29), [True, False, False]),
+    ),
+]
+
+INDEXING: list[tuple[Any, ...]] = [
+    (aten.embedding.default, (rand(50, 24), torch.arange(30).reshape(5, 6) % 50)),
+    (aten.nll_loss_forward.default, (log_probabilities(), LABELS, None, 1, -100)),
+    (aten.nll_loss_forward.default, (log_probabilities(), LABELS, None, 2, -100)),
+    (aten.nll_loss_backward.default, (rand(), log_probabilities(), LABELS, None, 1, -100, torch.tensor(10.0))),
+]
+
+CASES = [case if len(case) == 3 else (*case, {}) for case in (*PRODUCTS, *POINTWISE, *REDUCTIONS, *INDEXING)]
+
+
+def case_name(case: tuple[Any, ...]) -> str:
+    shapes = "_".join("x".join(map(str, a.shape)) for a in case[1] if isinstance(a, torch.Tensor))
+    return f"{case[0]}-{shapes}"
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else [t for t in value if isinstance(t, torch.Tensor)]
+
+
+def widen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.dtype == torch.float32 else value
+    return torch.float64 if value is torch.float32 else value
+
+
+def region_inputs(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    return list({id(a): a for a in tensors(args)}.values())
+
+
+@pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=[case_name(c) for c in CASES])
+def test_default_schedule_matches_float64(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    workload = workload_from_call(op, args, kwargs)
+    assert DIALECT.supports(workload)
+    kernel = DIALECT.build(workload, {"schedule": "default"})
+    found = tensors(kernel(*region_inputs(args)))
+    usual = tensors(op(*args, **kwargs))
+    reference = tensors(op(*[widen(a) for a in args], **{k: widen(v) for k, v in kwargs.items()}))
+    assert len(found) == len(usual)
+    for mine, theirs, exact in zip(found, usual, reference, strict=True):
+        assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+        scale = exact.double().abs().mean().item() + 1e-6
+        torch.testing.assert_close(mine.double(), exact.double(), rtol=2e-5, atol=2e-5 * scale)
+
+
+def test_special_values_as_pytorch() -> None:
+    x = torch.tensor([0.0, -0.0, 1e-40, 88.9, -104.0, 1e30, -1e30, torch.inf, -torch.inf, torch.nan] * 2)
+    for op in (aten.exp, aten.log, aten.tanh, aten.erf, aten.relu, aten.sigmoid):
+        found = DIALECT.build(workload_from_call(op.default, (x,), {}), {"schedule": "default"})(x)
+        torch.testing.assert_close(
+            found, op.default(x), rtol=1e-5, atol=2e-38, equal_nan=True, msg=lambda m, op=op: f"{op}: {m}"
+        )
+
+
+def test_masked_softmax_ignores_minus_infinity() -> None:
+    x = rand(4, 32)
+    x[:, 20:] = -torch.inf
+    kernel = DIALECT.build(workload_from_call(aten._softmax.default, (x, -1, False), {}), {"schedule": "default"})
+    torch.testing.assert_close(kernel(x), torch.softmax(x, -1))
+
+
+def test_kernel_takes_parameters_and_unaligned_memory_and_returns_fresh_memory() -> None:
+    x = rand(17)[1:].requires_grad_()
+    y = rand(16)
+    kernel = DIALECT.build(workload_from_call(aten.mul.Tensor, (x.detach(), y), {}), {"schedule": "default"})
+    first, second = kernel(x, y), kernel(x, y)
+    assert first.data_ptr() != second.data_ptr()
+    assert not first.requires_grad
+    torch.testing.assert_close(first, (x * y).detach())
+
+
+def test_unlowered_and_empty_workloads_are_not_supported() -> None:
+    convolution = (rand(1, 3, 8, 8), rand(4, 3, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    assert not DIALECT.supports(workload_from_call(aten.convolution.default, convolution, {}))
+    assert not DIALECT.supports(workload_from_call(aten.mm.default, (rand(0, 4), rand(4, 4)), {}))
+    assert not DIALECT.supports(workload_from_call(aten.mm.default, (rand(4, 4).half(), rand(4, 4).half()), {}))
+
+
+def test_every_rule_names_an_operator_of_pytorch() -> None:
+    for name in registry.names():
+        namespace, packet, overload = name.split(".")
+        assert hasattr(getattr(getattr(torch.ops, namespace), packet), overload), name

@@ -1,0 +1,145 @@
+"""Candidates of the tvm dialect: tiled products, sampled traces, and configs that must be refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from raftune.dialects.base import BuildError, Unsupported
+from raftune.dialects.tvm import TvmDialect
+from raftune.graph.workloads import workload_from_call
+from raftune.workload import Workload
+
+aten = torch.ops.aten
+DIALECT = TvmDialect()
+LEFT, RIGHT = torch.randn(19, 24), torch.randn(33, 24).t()
+PRODUCT = workload_from_call(aten.mm.default, (LEFT, RIGHT), {})
+TILED = {"schedule": "tiled", "tile_m": 4, "tile_n": 16, "pack": True, "order": "nm", "unroll_k": 1}
+
+
+def sampled(workload: Workload, count: int, seed: int) -> list[Any]:
+    return [json.loads(json.dumps(config)) for config in DIALECT.sample(workload, count, seed)]
+
+
+def test_importing_the_dialect_does_not_import_tvm() -> None:
+    code = (
+        "import sys; from raftune.dialects.tvm import TvmDialect; d = TvmDialect(); d.version(); d.unavailable();"
+        "assert 'tvm' not in sys.modules, 'tvm was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_supports_candidates_and_features_do_not_import_tvm() -> None:
+    code = (
+        "import sys, torch; from raftune.dialects.tvm import TvmDialect;"
+        "from raftune.graph.workloads import workload_from_call;"
+        "w = workload_from_call(torch.ops.aten.mm.default, (torch.ones(4, 8), torch.ones(8, 16)), {}); d = TvmDialect();"
+        "assert d.supports(w); assert all(d.features(w, c) for c in d.candidates(w)); assert 'tvm' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_candidates_are_distinct_and_start_with_the_default() -> None:
+    configs = [json.dumps(c, sort_keys=True) for c in DIALECT.candidates(PRODUCT)]
+    assert configs[0] == '{"schedule": "default"}'
+    assert len(set(configs)) == len(configs)
+    assert configs == [json.dumps(c, sort_keys=True) for c in DIALECT.candidates(PRODUCT)]
+
+
+@pytest.mark.parametrize("order", ["mn", "nm"])
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize(("tile_m", "tile_n"), [(1, 16), (4, 32), (5, 8)])
+def test_tiled_products_are_right(order: str, pack: bool, tile_m: int, tile_n: int) -> None:
+    config = {**TILED, "order": order, "pack": pack, "tile_m": tile_m, "tile_n": tile_n, "unroll_k": 4}
+    torch.testing.assert_close(DIALECT.build(PRODUCT, config)(LEFT, RIGHT), LEFT @ RIGHT, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten.addmm.default, (torch.randn(16), torch.randn(12, 8), torch.randn(16, 8).t())),
+        (aten._softmax.default, (torch.randn(6, 20), -1, False)),
+        (aten.gelu.default, (torch.randn(6, 20),)),
+        (aten.sum.dim_IntList, (torch.randn(12, 16), [0])),
+    ],
+)
+def test_samples_are_right_and_the_same_for_the_same_seed(op: Any, args: tuple[Any, ...]) -> None:
+    workload = workload_from_call(op, args, {})
+    configs = sampled(workload, 3, seed=5)
+    assert configs
+    assert configs == sampled(workload, 3, seed=5)
+    inputs = [a for a in args if isinstance(a, torch.Tensor)]
+    for config in configs:
+        torch.testing.assert_close(DIALECT.build(workload, config)(*inputs), op(*args), rtol=1e-5, atol=1e-5)
+        assert DIALECT.features(workload, config)["trace_length"] > 0
+
+
+def test_another_seed_draws_other_schedules() -> None:
+    assert sampled(PRODUCT, 3, seed=1) != sampled(PRODUCT, 3, seed=2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"schedule": "fastest"},
+        {"schedule": ["default"]},
+        {"schedule": "default", "tile_m": 4},
+        {**TILED, "tile_m": 0},
+        {**TILED, "tile_m": "4"},
+        {**TILED, "tile_n": True},
+        {**TILED, "tile_m": 64, "tile_n": 256},
+        {**TILED, "order": "__import__('os')"},
+        {**TILED, "pack": 1},
+        {**TILED, "unroll_k": 10**9},
+        {"schedule": "trace", "trace": None},
+        {"schedule": "trace", "trace": [[], [], []]},
+        {"schedule": "trace", "trace": [["GetSBlock"], []]},
+        {"schedule": "trace", "trace": [[["Tensorize", ["b0", "x"], [True], []]], []]},
+        {"schedule": "trace", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]},
+        {"schedule": "trace", "trace": [[["Annotate", ["b0", 1], ["pragma_import_llvm"], []]], []]},
+        {"schedule": "trace", "trace": [[["GetSBlock", [], [{"a": 1}], ["b0"]]], []]},
+        {"schedule": "trace", "trace": [[["GetLoops", ["b9"], [], ["l0"]]], [[0, "x"]]]},
+        {"schedule": "trace", "trace": [[["SampleCategorical", [], [[0, 10**9], [0.5, 0.5]], ["v0"]]], [[0, 1]]]},
+    ],
+)
+def test_wrong_configs_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(BuildError):
+        DIALECT.build(PRODUCT, config)
+
+
+def test_a_trace_of_another_workload_is_refused_or_right() -> None:
+    other = workload_from_call(aten._softmax.default, (torch.randn(6, 20), -1, False), {})
+    for config in sampled(other, 2, seed=3):
+        with pytest.raises(BuildError):
+            DIALECT.build(PRODUCT, config)
+
+
+def test_a_schedule_that_unrolls_without_end_is_refused() -> None:
+    trace = [
+        [
+            ["GetSBlock", [], ["reduce_1", "main"], ["b0"]],
+            ["GetLoops", ["b0"], [], ["l0", "l1", "l2"]],
+            *(["Unroll", [f"l{i}"], [], []] for i in range(3)),
+        ],
+        [],
+    ]
+    with pytest.raises(BuildError, match="statements"):
+        DIALECT.build(PRODUCT, {"schedule": "trace", "trace": trace})
+
+
+def test_operators_without_a_tiled_schedule_refuse_one() -> None:
+    workload = workload_from_call(aten.relu.default, (torch.randn(4),), {})
+    with pytest.raises(BuildError, match="product"):
+        DIALECT.build(workload, TILED)
+
+
+def test_unsupported_workload_is_refused_by_build() -> None:
+    workload = workload_from_call(aten.cumsum.default, (torch.randn(4), 0), {})
+    with pytest.raises(Unsupported):
+        DIALECT.build(workload, {"schedule": "default"})
