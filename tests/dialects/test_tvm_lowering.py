@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from raftune.dialects.torch_ops import graph_module
 from raftune.dialects.tvm import TvmDialect
 from raftune.dialects.tvm.lowering import registry
 from raftune.graph.workloads import workload_from_call
+from raftune.workload import In, Operator, Out, TensorSpec, Workload
 
 aten = torch.ops.aten
 DIALECT = TvmDialect()
@@ -162,6 +164,19 @@ def test_default_schedule_matches_float64(op: Any, args: tuple[Any, ...], kwargs
         assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
         scale = exact.double().abs().mean().item() + 1e-6
         torch.testing.assert_close(mine.double(), exact.double(), rtol=2e-5, atol=2e-5 * scale)
+
+
+@pytest.mark.parametrize("second", ["mul", "_softmax", "gelu"])
+def test_regions_of_two_operators(second: str) -> None:
+    spec = TensorSpec("float32", (8, 16), (16, 1))
+    args = {"mul": (Out(0), Out(0)), "_softmax": (Out(0), -1, False), "gelu": (Out(0),)}[second]
+    overload = "Tensor" if second == "mul" else "default"
+    operators = (Operator("aten.tanh.default", (In(0),)), Operator(f"aten.{second}.{overload}", args))
+    workload = Workload(operators, (spec,), (Out(1), Out(0)), (spec, spec))
+    assert DIALECT.supports(workload)
+    x = rand(8, 16)
+    for found, expected in zip(DIALECT.build(workload, {"schedule": "default"})(x), graph_module(workload)(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_special_values_as_pytorch() -> None:

@@ -19,6 +19,8 @@ from raftune.workload import Config, In, Operator, Workload
 
 _DTYPES = frozenset({"float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"})
 _ITEMSIZE = {"float32": 4, "float64": 8}
+# Waking the thread pool costs some microseconds; less work than this is done by the calling thread.
+_PARALLEL_WORK = 32768
 _KEYS = {
     "default": {"schedule"},
     "tiled": {"schedule", "tile_m", "tile_n", "pack", "order", "unroll_k"},
@@ -105,7 +107,8 @@ class TvmDialect(Dialect):
                 )
             lanes = host.lanes(max((_ITEMSIZE.get(spec.dtype, 4) for spec in workload.inputs), default=4))
             lowered = lower(workload, Builder(lanes=lanes, tiling=tiling))
-            schedule = hand_schedule(lowered, lanes=lanes, threads=host.threads)
+            threads = host.threads if _work(workload) >= _PARALLEL_WORK else 1
+            schedule = hand_schedule(lowered, lanes=lanes, threads=threads)
         check_size(schedule.mod, host.lanes())
         return build.make_kernel(workload, lowered, build.compile_module(schedule.mod, host))
 
@@ -130,6 +133,17 @@ def product_size(workload: Workload) -> tuple[int, int, int] | None:
     if spec.dtype not in _ITEMSIZE:
         return None
     return spec.shape[-2], workload.inputs[right.index].shape[-1], _ITEMSIZE[spec.dtype]
+
+
+def _work(workload: Workload) -> int:
+    """Elements touched, or multiplications of a product over the vector width: about what one thread does in as many steps."""
+    elements = sum(spec.numel for spec in (*workload.inputs, *workload.results))
+    size = product_size(workload)
+    if size is None:
+        return elements
+    left = workload.operators[0].args[_PRODUCTS[workload.op]]
+    depth = workload.inputs[left.index].shape[-1] if isinstance(left, In) else 1
+    return workload.results[0].numel * depth // vector_bytes()
 
 
 @cache

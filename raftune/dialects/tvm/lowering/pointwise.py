@@ -22,24 +22,24 @@ def _inputs_are_float(workload: Workload, operator: Operator) -> bool:
     return all(workload.inputs[a.index].dtype in _FLOATS for a in operator.args if isinstance(a, In))
 
 
-@lowers("aten.add.Tensor", "aten.add.Scalar")
+def _not_bool(workload: Workload, operator: Operator) -> bool:
+    del operator
+    return all(spec.dtype != "bool" for spec in workload.results)
+
+
+@lowers("aten.add.Tensor", "aten.add.Scalar", check=_not_bool)
 def add(b: Builder, x: Tensor, y: Operand, alpha: Scalar = 1) -> Tensor:
     return b.pointwise(lambda p, q: p + (q if alpha == 1 else q * b.like(alpha, q)), x, y)
 
 
-@lowers("aten.sub.Tensor", "aten.sub.Scalar")
+@lowers("aten.sub.Tensor", "aten.sub.Scalar", check=_not_bool)
 def sub(b: Builder, x: Tensor, y: Operand, alpha: Scalar = 1) -> Tensor:
     return b.pointwise(lambda p, q: p - (q if alpha == 1 else q * b.like(alpha, q)), x, y)
 
 
-@lowers("aten.rsub.Scalar", "aten.rsub.Tensor")
+@lowers("aten.rsub.Scalar", "aten.rsub.Tensor", check=_not_bool)
 def rsub(b: Builder, x: Tensor, y: Operand, alpha: Scalar = 1) -> Tensor:
     return b.pointwise(lambda p, q: q - (p if alpha == 1 else p * b.like(alpha, p)), x, y)
-
-
-def _not_bool(workload: Workload, operator: Operator) -> bool:
-    del operator
-    return all(spec.dtype != "bool" for spec in workload.results)
 
 
 @lowers("aten.mul.Tensor", "aten.mul.Scalar", check=_not_bool)

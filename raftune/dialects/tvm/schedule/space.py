@@ -12,10 +12,11 @@ from types import FrameType
 from typing import Any
 
 from tvm import s_tir
-from tvm.s_tir import Trace
+from tvm.s_tir import ScheduleError, Trace
 
 from raftune.dialects.base import BuildError
 from raftune.dialects.tvm.lowering.lower import Lowered
+from raftune.dialects.tvm.schedule.guard import check_size
 from raftune.dialects.tvm.schedule.traces import check_trace
 from raftune.dialects.tvm.target import HostTarget
 
@@ -25,20 +26,27 @@ _ATTEMPTS_PER_TRACE = 8
 
 def sample_traces(lowered: Lowered, host: HostTarget, count: int, seed: int) -> list[Any]:
     """Up to ``count`` different traces that TVM's postprocessors accept, the same for the same seed."""
-    spaces = _context(lowered, host, seed).generate_design_space()
+    try:
+        spaces = _context(lowered, host, seed).generate_design_space()
+    except ScheduleError:
+        return []  # the rules do not cover every region, such as a product whose rows are then normalized
     rng = random.Random(seed)
     found: dict[str, Any] = {}
     for _ in range(count * _ATTEMPTS_PER_TRACE):
         if len(found) == count:
             break
         space = spaces[rng.randrange(len(spaces))]
-        # Without its decisions a trace draws new ones from the schedule's own generator.
-        fresh = Trace(list(space.trace.insts), {})
         schedule = _schedule(lowered, seed=rng.randrange(1, 2**30))
-        fresh.apply_to_schedule(schedule, remove_postproc=True)
-        trace = _plain(schedule.trace.as_json(remove_postproc=True))
-        if repr(trace) not in found and _postprocess(lowered, host, schedule):
-            found[repr(trace)] = trace
+        try:
+            # Without its decisions a trace draws new ones from the schedule's own generator.
+            Trace(list(space.trace.insts), {}).apply_to_schedule(schedule, remove_postproc=True)
+            trace = _plain(schedule.trace.as_json(remove_postproc=True))
+            if repr(trace) in found or not _postprocess(lowered, host, schedule):
+                continue
+            check_size(schedule.mod, host.lanes())
+        except (ScheduleError, BuildError):
+            continue  # these decisions do not go together, or ask for too much code: draw again
+        found[repr(trace)] = trace
     return list(found.values())
 
 
