@@ -79,6 +79,24 @@ def test_samples_are_right_and_the_same_for_the_same_seed(op: Any, args: tuple[A
         assert DIALECT.features(workload, config)["trace_length"] > 0
 
 
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten.bmm.default, (torch.randn(3, 20, 8), torch.randn(3, 8, 40))),
+        (aten.native_layer_norm.default, (torch.randn(6, 35), [35], torch.randn(35), torch.randn(35), 1e-5)),
+        (aten.sum.dim_IntList, (torch.randn(12, 32), [0])),
+        (aten.add.Tensor, (torch.randn(6, 35), torch.randn(35))),
+    ],
+)
+def test_parallel_schedules_are_right(op: Any, args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+    monkeypatch.setattr("raftune.dialects.tvm.dialect._PARALLEL_WORK", 1)
+    workload = workload_from_call(op, args, {})
+    inputs = [a for a in args if isinstance(a, torch.Tensor)]
+    for config in DIALECT.candidates(workload)[:3]:
+        torch.testing.assert_close(DIALECT.build(workload, config)(*inputs), op(*args), rtol=1e-5, atol=1e-5)
+
+
 def test_another_seed_draws_other_schedules() -> None:
     assert sampled(PRODUCT, 3, seed=1) != sampled(PRODUCT, 3, seed=2)
 
