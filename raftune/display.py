@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from raftune.compiler.race import RaceResult
 from raftune.dialects.registry import DialectInfo
 from raftune.log import LoggedWinner
+from raftune.measure.race import RaceResult
 from raftune.measurement import Status
 from raftune.search import Event, Measured, Rematched, Sampled, SearchStarted, TaskStarted, TuneResult
 from raftune.search import Progress as Listener

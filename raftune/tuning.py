@@ -17,7 +17,6 @@ import torch
 
 from raftune.compiler.backend import asked_tasks
 from raftune.compiler.eager import EagerStep
-from raftune.compiler.race import RaceResult
 from raftune.compiler.selector import Selector
 from raftune.compiler.step import race_key, stored_race
 from raftune.device import Device, current_device, thread_environment
@@ -25,6 +24,7 @@ from raftune.dialects import registry
 from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
 from raftune.log import TuningLog
 from raftune.measure import Measurer
+from raftune.measure.race import RaceResult
 from raftune.measurement import Policy
 from raftune.models import Target
 from raftune.search import Budget, Progress, TuneResult, tune

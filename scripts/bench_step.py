@@ -60,8 +60,8 @@ def bench(model: str, log: str, threads: int, rounds: int) -> list[dict[str, Any
     """One row per contender: times in milliseconds, ``ratio`` is its time over eager's, the median of the rounds."""
     import torch
 
-    from raftune.compiler.race import interleave, lower_quartile
     from raftune.compiler.step import compile_step
+    from raftune.measure.race import interleave, lower_quartile
     from raftune.models import BUILT_IN
 
     torch.set_num_threads(threads)

@@ -11,11 +11,11 @@ import torch
 
 from raftune.compiler.eager import EagerStep, kept_state
 from raftune.compiler.lowering import choices_of, lower
-from raftune.compiler.race import RaceResult, race
 from raftune.compiler.selector import Selector
 from raftune.device import Device
 from raftune.graph import StepMismatch, StepResult, TrainingGraph, capture
 from raftune.log import LogError, TuningLog
+from raftune.measure.race import RaceResult, race
 from raftune.workload import canonical_json, digest_text
 
 logger = logging.getLogger("raftune")

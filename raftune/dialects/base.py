@@ -61,6 +61,10 @@ class Dialect(ABC):
         shapes, dtypes and strides that PyTorch's own operator returns, in memory that it neither keeps nor returns again.
         """
 
+    def warm_up(self) -> None:
+        """Do what is done once (imports, precompiled headers), before the process builds the dialect's first candidate."""
+        return
+
     def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
         """Numbers that tell this config from its siblings, for the cost model (names must be stable within a version)."""
         del workload, config

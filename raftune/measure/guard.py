@@ -1,82 +1,73 @@
-"""Contention guard: fixed work before and after a timing tells whether the processor ran at the speed it is known to have.
+"""Contention guard: fixed work says whether the processor runs now at the speed it is known to have.
 
 The timer sees cores that are taken away by the operating system; the guard sees what leaves no trace in CPU time: a neighbour
-on the same physical core, a lower clock, a hypervisor that took the core.
+on the same physical core, a lower clock, a hypervisor that took the core. On a shared host such a core alternates between two
+speeds, a factor of almost two apart, for fractions of a second or for many seconds at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from raftune.measure.timer import SYSTEM_CLOCK, Clock
 
-T = TypeVar("T")
-
-# About 1 ms of arithmetic in the first-level cache.
+# About a quarter of a millisecond of arithmetic in the first-level cache.
 _WORK = bytes(range(256)) * 64
-_ROUNDS_PER_PROBE = 12
-_PROBES = 3
+_ROUNDS_PER_PROBE = 6
+_FIRST_PROBES = 200
 # Slower than this times the reference is a disturbance; clocks of virtual machines wander by 10-20% on their own.
-_SLOWDOWN = 1.3
-# The reference is the best of the last probes: a machine that became slower for good is believed after some retries.
-_MEMORY = 12
-_BACKOFF_S = (0.1, 0.4)
-# After this many timings in a row that stayed disturbed, waiting is known not to help: one attempt, until one is quiet.
-_PATIENCE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Guarded(Generic[T]):
-    """The last attempt's value, and why it must not be believed (``None``: it may)."""
-
-    value: T
-    disturbance: str | None
+SLOWDOWN = 1.25
+# Disturbed for this long without a break, the machine has become slower for good: that is its speed now.
+_ADAPT_NS = 30_000_000_000
+_PAUSE_S = 0.02
 
 
 class ContentionGuard:
-    """Repeats a timing until the processor was quiet around it, a bounded number of times."""
+    """Tells quiet times from disturbed ones. ``reference_ns`` is what the calibration work takes on a quiet processor."""
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK, work: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock = SYSTEM_CLOCK,
+        work: Callable[[], None] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._clock = clock
         self._work = work or _calibration_work
-        self._disturbed_in_a_row = 0
-        self._recent: deque[int] = deque(maxlen=_MEMORY)
-        self.probe()
+        self._sleep = sleep
+        self._disturbed_since: int | None = None
+        self._least_since = 0
+        self.slowdown = 1.0
+        self.reference_ns = min(self._time_once() for _ in range(_FIRST_PROBES))
 
-    def probe(self) -> int:
-        """Nanoseconds that the calibration work takes now: the best of three, since a probe may itself be interrupted."""
-        best = min(self._time_once() for _ in range(_PROBES))
-        self._recent.append(best)
-        return best
+    def believe(self, reference_ns: int) -> None:
+        """Take over what an earlier process knows: this one may have started in a disturbed moment."""
+        self.reference_ns = min(self.reference_ns, reference_ns)
 
-    def run(
-        self,
-        timing: Callable[[], T],
-        objection: Callable[[T], str | None],
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> Guarded[T]:
-        """Run ``timing``, again after a pause while it was disturbed or ``objection`` names a reason: three times at most.
+    def quiet(self) -> bool:
+        """Whether the processor runs at its known speed now; ``slowdown`` then says how it was."""
+        probe = self._time_once()
+        now = self._clock.wall()
+        if probe <= SLOWDOWN * self.reference_ns:
+            self.reference_ns = min(self.reference_ns, probe)
+            self._disturbed_since = None
+        elif self._disturbed_since is None:
+            self._disturbed_since, self._least_since = now, probe
+        else:
+            self._least_since = min(self._least_since, probe)
+            if now - self._disturbed_since > _ADAPT_NS:
+                self.reference_ns, self._disturbed_since = self._least_since, None
+        self.slowdown = probe / self.reference_ns
+        return self._disturbed_since is None and self.slowdown <= SLOWDOWN
 
-        On a machine that stays disturbed for several timings, once.
-        """
-        pauses = iter(_BACKOFF_S if self._disturbed_in_a_row < _PATIENCE else ())
-        while True:
-            reference = min(self._recent)
-            before = self.probe()
-            value = timing()
-            slowdown = max(before, self.probe()) / reference
-            disturbance = objection(value)
-            if disturbance is None and slowdown > _SLOWDOWN:
-                disturbance = f"the processor ran {slowdown:.1f} times slower than it did before"
-            if disturbance is None or (pause := next(pauses, None)) is None:
-                self._disturbed_in_a_row = 0 if disturbance is None else self._disturbed_in_a_row + 1
-                return Guarded(value, disturbance)
-            sleep(pause)
+    def wait(self, deadline_ns: int) -> bool:
+        """Wait for a quiet moment until ``deadline_ns`` on the wall clock; whether one came."""
+        while not self.quiet():
+            if self._clock.wall() >= deadline_ns:
+                return False
+            self._sleep(_PAUSE_S)
+        return True
 
     def _time_once(self) -> int:
         start = self._clock.wall()

@@ -27,6 +27,8 @@ from raftune.workload import Candidate, Workload
 # Importing the frameworks on a slow disk takes this long at most.
 _START_TIMEOUT_S = 180.0
 _START_ATTEMPTS = 3
+# What a dialect does once (compiling headers, importing a compiler) before its first candidate.
+_WARM_UP_TIMEOUT_S = 240.0
 _POLL_S = 0.05
 # A worker that holds this share of its memory limit between candidates is replaced before it fails an innocent one.
 _FULL_SHARE = 0.75
@@ -88,6 +90,7 @@ class Measurer:
         self._policy = policy
         self._device = device
         self._worker: _Process | None = None
+        self._reference_ns: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -101,11 +104,18 @@ class Measurer:
             self._worker.stop()
             self._worker = None
 
-    def measure(self, workload: Workload, candidate: Candidate, *, timeout: float | None = None) -> Outcome:
-        """Build, check and time one candidate. ``timeout`` (seconds) may only shorten the policy's, when a budget ends."""
+    def measure(
+        self, workload: Workload, candidate: Candidate, *, timeout: float | None = None, stop_above_us: float | None = None
+    ) -> Outcome:
+        """Build, check and time one candidate.
+
+        ``timeout`` (seconds) may only shorten the policy's, when a budget ends. A candidate that is surely slower than
+        ``stop_above_us`` is not timed to the policy's precision: its interval says how well it is known.
+        """
         start = time.perf_counter()
         try:
-            reply = self._ask({"do": "measure", **self._common(workload), "candidate": _candidate_json(candidate)}, timeout)
+            request = {"do": "measure", **self._common(workload), "candidate": _candidate_json(candidate)}
+            reply = self._ask(request | {"stop_above_us": stop_above_us}, timeout)
             outcome = _outcome(reply["outcome"])
         except _Died as died:
             outcome = Outcome(died.status, message=died.message)
@@ -158,7 +168,8 @@ class Measurer:
         return [Candidate(c["dialect"], c["version"], c["config"]) for c in reply["candidates"]]
 
     def _common(self, workload: Workload) -> Message:
-        return {"workload": workload.to_json(), "policy": dataclasses.asdict(self._policy)}
+        policy = dataclasses.asdict(self._policy)
+        return {"workload": workload.to_json(), "policy": policy, "reference_ns": self._reference_ns}
 
     def _ask(self, request: Message, timeout: float | None = None) -> Message:
         """The worker's reply, or :class:`_Died`. Each event from the worker grants another ``policy.timeout``."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raftune.measure.stats import median_upper_bound
-from raftune.measure.timer import SYSTEM_CLOCK, Clock, best_of, calls_per_batch, run_batch
+from raftune.measure.timer import SYSTEM_CLOCK, Clock, Guard, best_of, calls_per_batch, run_batch
 from raftune.measurement import Policy, Rematch, Status
 
 # A turn is the best of some batches of half a millisecond, or one batch as long as a call of a slow default.
@@ -17,6 +17,8 @@ _BATCH_NS = 500_000
 _BATCHES = 4
 # Fewer rounds than this do not bound a median usefully.
 MIN_ROUNDS = 7
+# Waiting for a quiet machine takes at most so long in all.
+_PATIENCE_NS = 10_000_000_000
 # A rematch takes at most this many times ``max_seconds``, unless the fewest rounds take longer.
 _MAX_SHARE = 20.0
 
@@ -26,14 +28,15 @@ def interleave(
     contenders: Sequence[Callable[[], Any]],
     policy: Policy,
     announce: Callable[[int], None],
+    guard: Guard,
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[Rematch]:
     """Race every contender against ``default`` over ``policy.rematch_rounds`` rounds; one result per contender, cost not set.
 
     Every turn has as many batches, filled with as many calls as take as long as the others', so that noise meets all alike; the
     order is random, so that a periodic disturbance does not stay with one of them. A turn during which the cores were taken
-    away does not count; rounds are added for it, at most as many again. ``announce`` is told who runs next: a contender's
-    position, or -1 for the default. What a kernel raises is passed on.
+    away, or after which ``guard`` finds the machine disturbed, does not count; rounds are added for it, at most as many again.
+    ``announce`` is told who runs next: a contender's position, or -1 for the default. What a kernel raises is passed on.
     """
     calls = [default, *contenders]
     announce(-1)
@@ -47,6 +50,7 @@ def interleave(
     affordable = math.floor(_MAX_SHARE * policy.max_seconds * 1e9 / max(round_ns, 1.0))
     rounds = max(MIN_ROUNDS, min(policy.rematch_rounds, affordable))
 
+    give_up = clock.wall() + _PATIENCE_NS
     source = random.Random(0)
     pairs: list[list[tuple[float, float]]] = [[] for _ in contenders]
     for _ in range(2 * rounds):
@@ -55,12 +59,14 @@ def interleave(
         times: dict[int, float | None] = {}
         for index in source.sample(range(len(calls)), len(calls)):
             announce(index - 1)
-            times[index] = _turn(calls[index], inner[index], batches, clock)
+            guard.wait(give_up)
+            time_ns = _turn(calls[index], inner[index], batches, clock)
+            times[index] = time_ns if guard.quiet() else None
         default_ns = times[0]
         for index, found in enumerate(pairs, start=1):
-            time_ns = times[index]
-            if default_ns is not None and time_ns is not None:
-                found.append((time_ns, default_ns))
+            contender_ns = times[index]
+            if default_ns is not None and contender_ns is not None:
+                found.append((contender_ns, default_ns))
     return [_result(found, 2 * rounds) for found in pairs]
 
 

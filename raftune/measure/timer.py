@@ -23,6 +23,11 @@ BATCH_NS = 100_000
 MIN_CLEAN = 3
 # Building a primitive at the first call, or losing the core for some scheduler ticks, takes less than this.
 _ACCIDENT_NS = 20_000_000
+# As long a run without a look at the guard, and as long a wait for a quiet machine in all.
+_SLICE_NS = 5_000_000
+_PATIENCE_NS = 4_000_000_000
+# Batches after which a kernel that never has the core to itself is given up at the end of its time.
+_HOPELESS = 4 * MIN_CLEAN
 # CPU time over wall time of an undisturbed batch. Spinning helper threads hide part of a disturbance, never make one.
 _CPU_SHARE = 0.95
 
@@ -33,6 +38,14 @@ class Clock(Protocol):
     def wall(self) -> int: ...
 
     def cpu(self) -> int: ...
+
+
+class Guard(Protocol):
+    """What the timer asks of a contention guard; see :class:`raftune.measure.guard.ContentionGuard`."""
+
+    def quiet(self) -> bool: ...
+
+    def wait(self, deadline_ns: int) -> bool: ...
 
 
 class SystemClock:
@@ -94,23 +107,40 @@ def calls_per_batch(call: Callable[[], Any], batch_ns: int = BATCH_NS, clock: Cl
     return inner
 
 
-def time_call(call: Callable[[], Any], policy: Policy, clock: Clock = SYSTEM_CLOCK) -> Timing:
-    """Time ``call`` under ``policy``: ``min_repeats`` batches or more if ``max_seconds`` allow, and never fewer than three."""
-    deadline = clock.wall() + int(policy.max_seconds * 1e9)
+def time_call(
+    call: Callable[[], Any], policy: Policy, guard: Guard, clock: Clock = SYSTEM_CLOCK, stop_above_ns: float | None = None
+) -> Timing:
+    """Time ``call`` under ``policy``, in slices of some milliseconds that count only if ``guard`` finds quiet on both sides.
+
+    Ends when the statistic is known to ``policy.precision``, after ``max_seconds`` of timing, or when waiting for quiet has
+    taken too long. A kernel whose statistic surely lies above ``stop_above_ns`` is not timed more closely.
+    """
     inner = calls_per_batch(call, clock=clock)
+    give_up = clock.wall() + _PATIENCE_NS
     samples: list[float] = []
-    total, next_look = 0, policy.min_repeats
+    total, next_look, spent = 0, policy.min_repeats, 0
+    quiet = False
     while total < policy.max_repeats:
-        batch = run_batch(call, inner, clock)
-        total += 1
-        if batch.clean:
-            samples.append(batch.ns)
-        if total >= MIN_CLEAN and clock.wall() >= deadline:
+        if not (quiet or guard.wait(give_up)):
             break
-        if total >= next_look and len(samples) >= MIN_CLEAN:
-            if quantile_estimate(samples, policy.quantile).within(policy.precision):
+        start = clock.wall()
+        batches = [run_batch(call, inner, clock)]
+        while clock.wall() - start < _SLICE_NS:
+            batches.append(run_batch(call, inner, clock))
+        spent += clock.wall() - start
+        total += len(batches)
+        quiet = guard.quiet()
+        if quiet:
+            samples.extend(batch.ns for batch in batches if batch.clean)
+        elif clock.wall() >= give_up:
+            break
+        if spent >= policy.max_seconds * 1e9 and (len(samples) >= MIN_CLEAN or total >= _HOPELESS):
+            break
+        if len(samples) >= max(next_look, MIN_CLEAN):
+            estimate = quantile_estimate(samples, policy.quantile)
+            if estimate.within(policy.precision) or (stop_above_ns is not None and estimate.low > stop_above_ns):
                 break
-            # Sorting at every sample would take longer than a short batch.
-            next_look = total + max(1, total // 8)
-    estimate = quantile_estimate(samples, policy.quantile) if len(samples) >= MIN_CLEAN else None
-    return Timing(estimate, len(samples), total - len(samples))
+            # Sorting at every slice would take longer than a slice.
+            next_look = len(samples) + max(1, len(samples) // 8)
+    estimate_or_none = quantile_estimate(samples, policy.quantile) if len(samples) >= MIN_CLEAN else None
+    return Timing(estimate_or_none, len(samples), total - len(samples))

@@ -31,11 +31,13 @@ from raftune.measure.failures import describe, status_of
 from raftune.measure.guard import ContentionGuard
 from raftune.measure.protocol import Channel, Message
 from raftune.measure.rematch import interleave
-from raftune.measure.timer import Timing, time_call
+from raftune.measure.timer import time_call
 from raftune.measurement import Outcome, Policy, Status
 from raftune.workload import Candidate, Workload
 
 _KEPT_KERNELS = 32
+# A timing counts if at least one in so many batches, beside itself, ran on a quiet machine.
+_MIN_SHARE = 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -56,6 +58,7 @@ class Worker:
         self._guard = ContentionGuard()
         self._kernels: OrderedDict[tuple[str, str], _Built] = OrderedDict()
         self._checker: tuple[str, Checker] | None = None
+        self._warm: set[str] = set()
 
     def serve(self) -> None:
         """Answer until the other end closes the connection."""
@@ -71,7 +74,10 @@ class Worker:
             except EOFError:
                 return
             if request is not None:
-                self._channel.send(actions[request["do"]](request))
+                if (known := request.get("reference_ns")) is not None:
+                    self._guard.believe(known)
+                reply = actions[request["do"]](request)
+                self._channel.send(reply | {"reference_ns": self._guard.reference_ns})
 
     def _measure(self, request: Message) -> Message:
         workload, policy = Workload.from_json(request["workload"]), Policy(**request["policy"])
@@ -89,19 +95,19 @@ class Worker:
             self._forget(workload, candidate)
             return _outcome(result)
         try:
-            return _outcome(self._time(workload, built, policy, result))
+            return _outcome(self._time(workload, built, policy, result, request.get("stop_above_us")))
         except (Exception, SystemExit) as error:  # as above: a kernel may fail late
             self._forget(workload, candidate)
             return _outcome(dataclasses.replace(result, status=status_of(error, building=False), message=describe(error)))
 
-    def _time(self, workload: Workload, built: _Built, policy: Policy, result: Outcome) -> Outcome:
+    def _time(self, workload: Workload, built: _Built, policy: Policy, result: Outcome, stop_above_us: float | None) -> Outcome:
         call = partial(built.kernel, *self._checker_of(workload).scratch())
-        guarded = self._guard.run(lambda: time_call(call, policy), _objection)
-        timing = guarded.value
-        if guarded.disturbance is not None or timing.estimate is None:
-            message = guarded.disturbance or _objection(timing) or ""
-            return dataclasses.replace(result, status=Status.NOISY, repeats=timing.clean, message=message)
+        stop_above_ns = None if stop_above_us is None else stop_above_us * 1e3
+        timing = time_call(call, policy, self._guard, stop_above_ns=stop_above_ns)
         estimate = timing.estimate
+        if estimate is None or timing.clean * _MIN_SHARE < timing.dropped:
+            message = f"only {timing.clean} of {timing.clean + timing.dropped} batches ran on a quiet machine"
+            return dataclasses.replace(result, status=Status.NOISY, repeats=timing.clean, message=message)
         return dataclasses.replace(
             result,
             time_us=estimate.value / 1e3,
@@ -135,7 +141,7 @@ class Worker:
             # All share one set of inputs: where memory lies changes times by more than some margins.
             inputs = self._checker_of(workload).scratch()
             default, *contenders = [partial(kernel, *inputs) for kernel in kernels]
-            rematches = interleave(default, contenders, policy, announce)
+            rematches = interleave(default, contenders, policy, announce, self._guard)
         except (Exception, SystemExit) as error:  # a candidate's code: it may raise anything, and that is its outcome
             if current >= 0:
                 self._forget(workload, candidates[current + 1])
@@ -146,6 +152,7 @@ class Worker:
         workload = Workload.from_json(request["workload"])
         try:
             dialect = registry.get(request["dialect"])
+            self._warm_up(dialect.name)
             configs = dialect.sample(workload, request["count"], request["seed"])
             return {"candidates": [_candidate_json(registry.candidate(dialect, config)) for config in configs]}
         except (Exception, SystemExit) as error:  # a dialect's code: the parent reports that it proposed nothing
@@ -156,12 +163,22 @@ class Worker:
         if key in self._kernels:
             self._kernels.move_to_end(key)
             return self._kernels[key]
+        self._warm_up(candidate.dialect)
         start = time.perf_counter()
         kernel = registry.build(workload, candidate)
         self._kernels[key] = built = _Built(kernel, time.perf_counter() - start)
         if len(self._kernels) > _KEPT_KERNELS:
             self._kernels.popitem(last=False)
         return built
+
+    def _warm_up(self, dialect: str) -> None:
+        """What a dialect does once is no candidate's fault, and may take longer than any candidate may."""
+        if dialect in self._warm or dialect not in registry.installed():
+            return
+        self._warm.add(dialect)
+        self._channel.send({"event": "warming up"})
+        registry.get(dialect).warm_up()
+        self._channel.send({"event": "warm"})
 
     def _forget(self, workload: Workload, candidate: Candidate) -> None:
         self._kernels.pop((workload.digest, candidate.digest), None)
@@ -208,12 +225,6 @@ def _data_bytes() -> int:
         if line.startswith("VmData:"):
             return int(line.split()[1]) << 10
     return 0
-
-
-def _objection(timing: Timing) -> str | None:
-    if timing.estimate is None or timing.clean < timing.dropped:
-        return f"only {timing.clean} of {timing.clean + timing.dropped} batches had the cores to themselves"
-    return None
 
 
 def _outcome(outcome: Outcome) -> Message:

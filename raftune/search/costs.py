@@ -9,8 +9,8 @@ from raftune.measurement import Outcome, Rematch
 from raftune.search.state import TaskState
 from raftune.workload import Candidate
 
-# On top of the default, for a dialect never tried: little, so that it is tried.
-_UNKNOWN_S = 1.0
+# On top of the default, for a dialect never tried: nothing, so that it is tried as soon as the others.
+_UNKNOWN_S = 0.0
 _LEAST_S = 0.01
 # Asking a dialect for samples: a schedule space has to be built. Not learned, as the log has no row for it.
 SAMPLING_S = 10.0

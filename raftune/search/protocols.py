@@ -12,8 +12,13 @@ from raftune.workload import Candidate, Workload
 class Measurer(Protocol):
     """The part of :class:`raftune.measure.Measurer` that a search uses. Nothing raises for what a candidate does."""
 
-    def measure(self, workload: Workload, candidate: Candidate, *, timeout: float | None = None) -> Outcome:
-        """Run one candidate; ``timeout`` (seconds) may only shorten the policy's."""
+    def measure(
+        self, workload: Workload, candidate: Candidate, *, timeout: float | None = None, stop_above_us: float | None = None
+    ) -> Outcome:
+        """Run one candidate; ``timeout`` (seconds) may only shorten the policy's.
+
+        One that is surely slower than ``stop_above_us`` need not be timed closely.
+        """
 
     def rematch(self, workload: Workload, candidates: Sequence[Candidate], default: Candidate) -> Sequence[Rematch]:
         """Time the candidates and the default in turns; one result a candidate, in order."""

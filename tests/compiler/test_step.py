@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import raftune.compiler.step as step_module
-from raftune.compiler.race import RaceResult, judge
 from raftune.compiler.step import compile_step
 from raftune.device import current_device
 from raftune.dialects import candidates, default_candidate
 from raftune.graph import capture, tasks_of
 from raftune.log import TuningLog
+from raftune.measure.race import RaceResult, judge
 
 
 class Net(nn.Module):

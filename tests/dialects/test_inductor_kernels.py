@@ -61,9 +61,9 @@ def test_what_inductor_leaves_to_pytorch_is_not_supported(name: str, workloads: 
         inductor.build(workloads[name], {"lowering": "default"})
 
 
-@pytest.mark.parametrize("config", [{}, {"lowering": "magic"}, {"lowering": "default"}, {"lowering": "template", "simdlen": 7}])
+@pytest.mark.parametrize("config", [{}, {"lowering": "magic"}, {"lowering": "default"}, {"lowering": "default", "width": 7}])
 def test_a_config_that_is_not_understood_is_named(config: dict[str, object], workloads: dict[str, Workload]) -> None:
-    wrong = config.get("simdlen", config.get("lowering"))
+    wrong = config.get("width", config.get("lowering"))
     with pytest.raises(BuildError) as caught:
         inductor.build(workloads["mm_64x64x64"], config)
     assert repr(wrong) in str(caught.value)

@@ -58,7 +58,7 @@ def test_a_cold_first_call_does_not_pass_for_a_slow_kernel(clock: FakeClock) -> 
 
 
 def test_steady_kernel_stops_at_the_stated_precision(clock: FakeClock) -> None:
-    timing = time_call(clock.kernel(repeat(1_000_000)), Policy(), clock)
+    timing = timed(clock, repeat(1_000_000), Policy())
     assert timing.estimate is not None
     assert timing.estimate.value == pytest.approx(1e6, rel=1e-3)
     assert timing.estimate.within(0.02)
@@ -69,7 +69,7 @@ def test_steady_kernel_stops_at_the_stated_precision(clock: FakeClock) -> None:
 def test_noisy_kernel_is_repeated_until_the_interval_is_narrow(clock: FakeClock) -> None:
     source = random.Random(0)
     noisy = (1_000_000 * (1 + 0.3 * source.random()) for _ in iter(int, 1))
-    timing = time_call(clock.kernel(noisy), Policy(max_seconds=60.0), clock)
+    timing = timed(clock, noisy, Policy(max_seconds=60.0))
     assert timing.estimate is not None
     assert timing.estimate.within(0.02)
     assert timing.clean > 20
@@ -78,75 +78,106 @@ def test_noisy_kernel_is_repeated_until_the_interval_is_narrow(clock: FakeClock)
 
 def test_max_seconds_and_max_repeats_end_the_timing(clock: FakeClock) -> None:
     spread = cycle([1_000_000, 3_000_000, 2_000_000])
-    limited = time_call(clock.kernel(spread), Policy(max_seconds=0.05, precision=0.0), clock)
+    limited = timed(clock, spread, Policy(max_seconds=0.05, precision=0.0))
     assert 20 <= limited.clean <= 30
-    counted = time_call(clock.kernel(spread), Policy(max_seconds=60.0, max_repeats=40, precision=0.0), clock)
-    assert counted.clean == 40
-    slow = time_call(clock.kernel(repeat(2_000_000_000)), Policy(max_seconds=0.5), clock)
+    counted = timed(clock, spread, Policy(max_seconds=60.0, max_repeats=40, precision=0.0))
+    assert 40 <= counted.clean < 45  # to the end of a slice
+    slow = timed(clock, repeat(2_000_000_000), Policy(max_seconds=0.5))
     assert slow.clean == 3
 
 
 def test_batches_without_the_core_are_dropped(clock: FakeClock) -> None:
     # Every third batch loses the core for 8 ms.
-    timing = time_call(clock.kernel(repeat(1_000_000), cycle([0, 0, 8_000_000])), Policy(), clock)
+    timing = timed(clock, repeat(1_000_000), Policy(), stolen_ns=cycle([0, 0, 8_000_000]))
     assert timing.estimate is not None
     assert timing.estimate.high == pytest.approx(1e6, rel=1e-3)
     assert timing.dropped > 0
-    hopeless = time_call(clock.kernel(repeat(1_000_000), repeat(1_000_000)), Policy(), clock)
+    hopeless = timed(clock, repeat(1_000_000), Policy(), stolen_ns=repeat(1_000_000))
     assert hopeless.estimate is None
     assert hopeless.clean == 0
 
 
-def guard_of(clock: FakeClock, probes_ns: Iterator[float]) -> ContentionGuard:
-    return ContentionGuard(clock, clock.kernel(probes_ns))
+def phases(clock: FakeClock, *lengths_ns: int) -> Callable[[], bool]:
+    """Whether the processor is in a disturbed phase: quiet and disturbed ones alternate, quiet after the last."""
+    starts = [sum(lengths_ns[: i + 1]) for i in range(len(lengths_ns))]
+    return lambda: sum(clock.now >= start for start in starts) % 2 == 1
 
 
-def test_guard_believes_a_quiet_machine(clock: FakeClock) -> None:
-    pauses: list[float] = []
-    guarded = guard_of(clock, repeat(1_000_000)).run(lambda: "time", lambda _: None, pauses.append)
-    assert (guarded.value, guarded.disturbance, pauses) == ("time", None, [])
+def two_speeds(clock: FakeClock, time_ns: int, disturbed: Callable[[], bool]) -> Callable[[], None]:
+    def call() -> None:
+        busy = time_ns * (2 if disturbed() else 1)
+        clock.now += busy
+        clock.used += busy
+
+    return call
 
 
-def test_guard_measures_again_after_a_disturbance(clock: FakeClock) -> None:
-    values = iter(["disturbed", "quiet"])
-    pauses: list[float] = []
-    # The first probe of three calls, the one before the timing, and then one that ran at half the speed.
-    probes = chain(repeat(1_000_000, 6), repeat(2_000_000, 3), repeat(1_000_000))
-    guarded = guard_of(clock, probes).run(lambda: next(values), lambda _: None, pauses.append)
-    assert (guarded.value, guarded.disturbance) == ("quiet", None)
-    assert len(pauses) == 1
+def guard_over(clock: FakeClock, disturbed: Callable[[], bool]) -> ContentionGuard:
+    def sleep(seconds: float) -> None:
+        clock.now += int(seconds * 1e9)
+
+    return ContentionGuard(clock, two_speeds(clock, 250_000, disturbed), sleep)
 
 
-def test_guard_gives_up_after_three_attempts(clock: FakeClock) -> None:
-    calls: list[int] = []
-    guard = guard_of(clock, repeat(1_000_000))
-    guarded = guard.run(lambda: calls.append(1), lambda _: "half of the batches were lost", lambda _: None)
-    assert guarded.disturbance == "half of the batches were lost"
-    assert len(calls) == 3
+SECOND = 1_000_000_000
 
 
-def test_guard_stops_waiting_on_a_machine_that_stays_disturbed(clock: FakeClock) -> None:
-    guard = guard_of(clock, repeat(1_000_000))
-    pauses: list[float] = []
-    for _ in range(5):
-        guard.run(lambda: None, lambda _: "lost", pauses.append)
-    assert len(pauses) == 3 * 2
-    guard.run(lambda: None, lambda _: None, pauses.append)
-    guard.run(lambda: None, lambda _: "lost", pauses.append)
-    assert len(pauses) == 4 * 2
+def test_disturbed_phases_do_not_enter_a_timing(clock: FakeClock) -> None:
+    disturbed = phases(clock, SECOND // 10, SECOND // 2, SECOND // 50, SECOND)
+    guard = guard_over(clock, disturbed)
+    timing = time_call(two_speeds(clock, 3_000_000, disturbed), Policy(min_repeats=40), guard, clock)
+    assert timing.estimate is not None
+    assert timing.estimate.high == pytest.approx(3e6, rel=1e-3)
+    assert timing.clean >= 40
+    assert timing.dropped > 0
+
+
+def test_a_machine_that_stays_disturbed_gives_no_verdict(clock: FakeClock) -> None:
+    disturbed = phases(clock, SECOND // 10)
+    guard = guard_over(clock, disturbed)
+    clock.now += SECOND
+    start = clock.now
+    timing = time_call(two_speeds(clock, 1_000_000, disturbed), Policy(), guard, clock)
+    assert timing.estimate is None
+    assert guard.slowdown == pytest.approx(2.0, rel=0.01)
+    assert clock.now - start < 5 * SECOND
 
 
 def test_guard_accepts_a_machine_that_became_slower_for_good(clock: FakeClock) -> None:
-    guard = guard_of(clock, chain(repeat(1_000_000, 3), repeat(2_000_000)))
-    first = guard.run(lambda: None, lambda _: None, lambda _: None)
-    assert first.disturbance == "the processor ran 2.0 times slower than it did before"
-    later = [guard.run(lambda: None, lambda _: None, lambda _: None).disturbance for _ in range(3)]
-    assert later[-1] is None
+    disturbed = phases(clock, SECOND // 10)
+    guard = guard_over(clock, disturbed)
+    clock.now += SECOND
+    assert not guard.wait(clock.now + 5 * SECOND)
+    assert guard.wait(clock.now + 40 * SECOND)
+    assert guard.reference_ns == pytest.approx(500_000, rel=0.01)
+
+
+def test_guard_that_started_in_a_disturbed_phase_is_told_better(clock: FakeClock) -> None:
+    guard = guard_over(clock, lambda: True)
+    assert guard.quiet()
+    guard.believe(250_000)
+    assert not guard.quiet()
+
+
+def test_a_hopeless_kernel_is_not_timed_closely(clock: FakeClock) -> None:
+    source = random.Random(0)
+    noisy = (1_000_000 * (1 + 0.3 * source.random()) for _ in iter(int, 1))
+    guard = guard_over(clock, lambda: False)
+    timing = time_call(clock.kernel(noisy), Policy(max_seconds=60.0), guard, clock, stop_above_ns=900_000)
+    assert timing.estimate is not None
+    assert timing.estimate.low > 900_000
+    assert timing.clean <= 20
+
+
+def timed(clock: FakeClock, times_ns: Iterable[float], policy: Policy, stolen_ns: Iterable[float] = repeat(0)):
+    return time_call(clock.kernel(times_ns, stolen_ns), policy, guard_over(clock, lambda: False), clock)
 
 
 def race(clock: FakeClock, *contenders: Callable[[], None], policy: Policy | None = None, order: list[int] | None = None):
     announce = (order if order is not None else []).append
-    return interleave(clock.kernel(repeat(1_000_000)), contenders, policy or Policy(), announce, clock)
+    return interleave(
+        clock.kernel(repeat(1_000_000)), contenders, policy or Policy(), announce, guard_over(clock, lambda: False), clock
+    )
 
 
 def test_rematch_ratio_and_bound(clock: FakeClock) -> None:
@@ -170,7 +201,12 @@ def test_rematch_of_a_drifting_machine_is_fair(clock: FakeClock) -> None:
             yield base_ns * speed[0]
 
     (result,) = interleave(
-        clock.kernel(drifting(5e6)), [clock.kernel(drifting(5e6))], Policy(rematch_rounds=15), lambda _: None, clock
+        clock.kernel(drifting(5e6)),
+        [clock.kernel(drifting(5e6))],
+        Policy(rematch_rounds=15),
+        lambda _: None,
+        guard_over(clock, lambda: False),
+        clock,
     )
     assert result.ratio == pytest.approx(1.0, abs=0.003)
     assert result.ratio_high > 0.99
@@ -193,7 +229,14 @@ def test_every_turn_takes_as_long_as_the_others(clock: FakeClock) -> None:
             counts[name] += 1
             yield time_ns
 
-    interleave(clock.kernel(counted("default", 10e6)), [clock.kernel(counted("fast", 1e6))], Policy(), lambda _: None, clock)
+    interleave(
+        clock.kernel(counted("default", 10e6)),
+        [clock.kernel(counted("fast", 1e6))],
+        Policy(),
+        lambda _: None,
+        guard_over(clock, lambda: False),
+        clock,
+    )
     assert counts["fast"] == pytest.approx(10 * counts["default"], rel=0.2)
 
 
@@ -203,6 +246,7 @@ def test_a_disturbed_first_look_does_not_change_the_race(clock: FakeClock) -> No
         [clock.kernel(repeat(50_000), chain([9_000_000], repeat(0)))],
         Policy(),
         lambda _: None,
+        guard_over(clock, lambda: False),
         clock,
     )
     assert result.time_us == pytest.approx(50, rel=1e-2)

@@ -135,7 +135,9 @@ class SimulatedMeasurer:
         self.die_after: int | None = None
         self.error: BaseException = RuntimeError("killed")
 
-    def measure(self, workload: Workload, candidate: Candidate, *, timeout: float | None = None) -> Outcome:
+    def measure(
+        self, workload: Workload, candidate: Candidate, *, timeout: float | None = None, stop_above_us: float | None = None
+    ) -> Outcome:
         if self.die_after is not None and len(self.measured) >= self.die_after:
             raise self.error
         truth = self.world.truth(workload, candidate)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from raftune.device import current_device
-from raftune.dialects.base import BuildError, Dialect, Kernel, Unsupported
+from raftune.dialects.base import Dialect, Kernel, Unsupported
 from raftune.dialects.calls import check_keys, choice, torch_version
 from raftune.dialects.inductor import lower, toolchain
 from raftune.dialects.inductor.update import UPDATES
 from raftune.dialects.products import Product
-from raftune.workload import Config, Workload
+from raftune.workload import Config, In, Operator, Out, TensorSpec, Workload
 
 # Inductor calls PyTorch's own kernel for these: what the default runs, with more around it.
 _NOT_LOWERED = (
@@ -36,7 +35,7 @@ _PARAMETER_LIMIT = 256
 
 
 class InductorDialect(Dialect):
-    """``lowering`` says how a workload is put to Inductor; ``simdlen``, if given, narrows its vectors (bits)."""
+    """``lowering`` says how a workload is put to Inductor."""
 
     name: ClassVar[str] = "inductor"
     priority: ClassVar[int] = 50
@@ -51,27 +50,27 @@ class InductorDialect(Dialect):
         return bool(_lowerings(workload))
 
     def candidates(self, workload: Workload) -> Sequence[Config]:
-        narrower: list[Config] = [{"simdlen": 256}] if 512 in _simd_lengths() else []
-        return [{"lowering": lowering, **width} for width in [{}, *narrower] for lowering in _lowerings(workload)]
+        return [{"lowering": lowering} for lowering in _lowerings(workload)]
+
+    def warm_up(self) -> None:
+        """Compile something small: the first compilation on a machine precompiles PyTorch's headers, for some half a minute."""
+        spec = TensorSpec("float32", (16,), (1,))
+        relu = Operator("aten.relu.default", (In(0),))
+        lower.build(Workload((relu,), (spec,), (Out(0),), (spec,)), "default")
 
     def build(self, workload: Workload, config: Config) -> Kernel:
         offered = _lowerings(workload)
         if not offered:
             raise Unsupported(f"Inductor generates no code for {workload.op} with these specs")
-        check_keys(config, ("lowering", "simdlen"))
-        lowering = choice(config, "lowering", offered)
-        simdlen = config.get("simdlen")
-        if simdlen is not None and (type(simdlen) is not int or simdlen not in _simd_lengths()):
-            raise BuildError(f"config simdlen={simdlen!r}: this processor has vectors of {_simd_lengths()} bits")
-        return lower.build(workload, lowering, simdlen)
+        check_keys(config, ("lowering",))
+        return lower.build(workload, choice(config, "lowering", offered))
 
     def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
-        """How the workload is lowered, and the vector width asked for (0: the widest)."""
+        """How the workload is lowered."""
         del workload
         return {
             "broadcast": float(config.get("lowering") == "broadcast"),
             "template": float(config.get("lowering") == "template"),
-            "simdlen": float(config.get("simdlen", 0)),
         }
 
 
@@ -86,8 +85,3 @@ def _lowerings(workload: Workload) -> tuple[str, ...]:
     if workload.mutates or any(not spec.numel for spec in (*workload.inputs, *workload.results)):
         return ()
     return () if all(operator.op.startswith(_NOT_LOWERED) for operator in workload.operators) else ("default",)
-
-
-def _simd_lengths() -> tuple[int, ...]:
-    flags = current_device(1).vector
-    return (*((256,) if "avx2" in flags else ()), *((512,) if "avx512f" in flags else ()))

@@ -29,11 +29,11 @@ _BASE_OPTIONS: dict[str, Any] = {
 _TEMPLATE_OPTIONS: dict[str, Any] = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP"}
 
 
-def build(workload: Workload, lowering: str, simdlen: int | None) -> Kernel:
+def build(workload: Workload, lowering: str) -> Kernel:
     """Compile ``workload``; raises :class:`BuildError` with the compiler's message.
 
     ``lowering``: ``default``, ``broadcast`` (a product as a sum of element-wise products) or ``template`` (a product through
-    Inductor's C++ matrix template). ``simdlen`` is the vector width in bits, ``None`` the widest.
+    Inductor's C++ matrix template).
     """
     import torch
     from torch._guards import TracingContext, tracing
@@ -46,7 +46,7 @@ def build(workload: Workload, lowering: str, simdlen: int | None) -> Kernel:
 
     from raftune.dialects.torch_ops import dtype_of
 
-    options = {**_BASE_OPTIONS, **(_TEMPLATE_OPTIONS if lowering == "template" else {}), "cpp.simdlen": simdlen}
+    options = {**_BASE_OPTIONS, **(_TEMPLATE_OPTIONS if lowering == "template" else {})}
     # The sizes are all static; without a shape environment Inductor bypasses its cache on disk.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:

@@ -42,6 +42,12 @@ class TvmDialect(Dialect):
     def unavailable(self) -> str | None:
         return _unavailable()
 
+    def warm_up(self) -> None:
+        """Import TVM with MetaSchedule: some seconds."""
+        from raftune.dialects.tvm.schedule import space
+
+        space.load()
+
     def supports(self, workload: Workload) -> bool:
         specs = (*workload.inputs, *workload.results)
         if workload.mutates or not workload.outputs:

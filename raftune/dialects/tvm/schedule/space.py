@@ -72,10 +72,17 @@ def _postprocess(lowered: Lowered, host: HostTarget, schedule: Any) -> bool:
     return all(step.apply(schedule) for step in _context(lowered, host, 1).space_generator.postprocs)
 
 
-def _context(lowered: Lowered, host: HostTarget, seed: int) -> Any:
+def load() -> None:
+    """Import MetaSchedule and its intrinsics once, some seconds instead of half a minute; every TuneContext does it too."""
     with _cheap_stack():
-        importlib.import_module("tvm.s_tir.tensor_intrin")  # every TuneContext does, here it is cheap
-        from tvm.s_tir import meta_schedule as ms
+        importlib.import_module("tvm.s_tir.tensor_intrin")
+        importlib.import_module("tvm.s_tir.meta_schedule")
+
+
+def _context(lowered: Lowered, host: HostTarget, seed: int) -> Any:
+    load()
+    from tvm.s_tir import meta_schedule as ms
+
     rule, post = ms.schedule_rule, ms.postproc
     jobs = _MAX_JOBS_PER_CORE if host.threads > 1 else -1  # -1: no parallel loops
     rules = [

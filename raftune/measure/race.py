@@ -1,4 +1,4 @@
-"""Two ways to run one step, timed in turn in one process: only the ratio is trusted, never two separate clocks."""
+"""Two or more ways to run one step, timed in turn in one process: only the ratio is trusted, never two separate clocks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raftune.measure.guard import ContentionGuard
 from raftune.measure.stats import median_upper_bound
 
-ROUNDS = 15
+ROUNDS = 21
+_WARM_UP = 2
+# Rounds are run again if the machine was disturbed, for this many seconds at most beyond what the rounds themselves take.
+_PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +46,34 @@ class RaceResult:
         return RaceResult(**times, rounds=int(value["rounds"]))
 
 
-def interleave(sides: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
-    """Milliseconds of each side in each round. The order within a round alternates, so that a drift favours nobody."""
-    for _ in range(warmup):
+def interleave(
+    sides: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, guard: ContentionGuard | None = None
+) -> dict[str, list[float]]:
+    """Milliseconds of each side in each round. The order within a round alternates, so that a drift favours nobody.
+
+    A round in which ``guard`` finds the machine disturbed is run again while there is patience; without any left it counts.
+    """
+    guard = guard or ContentionGuard()
+    for _ in range(_WARM_UP):
         for run in sides.values():
             run()
     times: dict[str, list[float]] = {name: [] for name in sides}
+    patience = _PATIENCE_S
     for number in range(rounds):
-        order = list(sides)[:: 1 if number % 2 == 0 else -1]
-        for name in order:
-            start = time.perf_counter_ns()
-            sides[name]()
-            times[name].append((time.perf_counter_ns() - start) / 1e6)
+        while True:
+            start = time.perf_counter()
+            found, quiet = _round(sides, number % 2 == 1, guard, patience)
+            if quiet or patience <= 0:
+                break
+            patience -= time.perf_counter() - start
+        for name, milliseconds in found.items():
+            times[name].append(milliseconds)
     return times
 
 
-def race(eager: Callable[[], object], compiled: Callable[[], object], *, rounds: int = ROUNDS) -> RaceResult:
+def race(eager: Callable[[], object], compiled: Callable[[], object]) -> RaceResult:
     """Race two steps. Both run on the caller's live state: restoring it is the caller's work."""
-    return judge(interleave({"eager": eager, "raftune": compiled}, rounds))
+    return judge(interleave({"eager": eager, "raftune": compiled}))
 
 
 def judge(times: Mapping[str, list[float]]) -> RaceResult:
@@ -77,3 +91,19 @@ def judge(times: Mapping[str, list[float]]) -> RaceResult:
 def lower_quartile(values: list[float]) -> float:
     """Resists one-sided noise: something else on the machine can only make a step slower."""
     return statistics.quantiles(values, n=4)[0] if len(values) > 1 else values[0]
+
+
+def _round(
+    sides: Mapping[str, Callable[[], object]], reverse: bool, guard: ContentionGuard, patience_s: float
+) -> tuple[dict[str, float], bool]:
+    """One run of each side, and whether the machine was quiet throughout."""
+    give_up = time.perf_counter_ns() + int(max(patience_s, 0.0) * 1e9)
+    times: dict[str, float] = {}
+    quiet = True
+    for name in list(sides)[:: -1 if reverse else 1]:
+        quiet &= guard.wait(give_up)
+        start = time.perf_counter_ns()
+        sides[name]()
+        times[name] = (time.perf_counter_ns() - start) / 1e6
+        quiet &= guard.quiet()
+    return times, quiet
