@@ -198,11 +198,13 @@ class Measurer:
                 message = worker.channel.receive(_POLL_S)
             except EOFError:
                 raise _Died(Status.CRASH, self._epitaph(worker), index) from None
-            if message is not None and message.get("event") != "at":
+            if message is not None and "event" not in message:
+                self._reference_ns = message["reference_ns"]
                 return message
             if message is not None:
-                index = int(message["index"])
-                deadline = time.monotonic() + self._policy.timeout
+                index = int(message.get("index", index))
+                granted = _WARM_UP_TIMEOUT_S if message["event"] == "warming up" else self._policy.timeout
+                deadline = time.monotonic() + granted
             elif worker.process.poll() is not None:  # something that it started may still hold the connection open
                 raise _Died(Status.CRASH, self._epitaph(worker), index)
             if worker.resident() > self._memory_limit:
