@@ -8,11 +8,13 @@ import torch.fx
 from raftune.compiler.executor import BoundKernel, Program
 from raftune.compiler.selector import Selector
 from raftune.graph.workloads import region_of, tasks_of
+from raftune.memory import keep_pages
 from raftune.workload import Workload
 
 
 def lower(graph_module: torch.fx.GraphModule, selector: Selector) -> Program:
     """Choose and build for every tunable node. A node whose choice is PyTorch's own operator keeps it, at no extra cost."""
+    keep_pages()
     kernels: dict[torch.fx.Node, BoundKernel] = {}
     for node in graph_module.graph.nodes:
         region = region_of(node)

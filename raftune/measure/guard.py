@@ -7,18 +7,21 @@ speeds, a factor of almost two apart, for fractions of a second or for many seco
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 
+import torch
+
 from raftune.measure.timer import SYSTEM_CLOCK, Clock
 
-# About a quarter of a millisecond of arithmetic in the first-level cache.
-_WORK = bytes(range(256)) * 64
-_ROUNDS_PER_PROBE = 6
-_FIRST_PROBES = 200
+# A product of some 0.1 ms within the second-level cache, and the best of a dozen. It has to be a product, and for a millisecond
+# and more: processors lower their clock for wide vector units for milliseconds, so other work would look disturbed after a
+# kernel that uses them; and they run wide instructions at a fraction of their speed until that clock is reached.
+_SIZE = 160
+_TRIES = 12
+_FIRST_PROBES = 100
 # Slower than this times the reference is a disturbance; clocks of virtual machines wander by 10-20% on their own.
-SLOWDOWN = 1.25
+SLOWDOWN = 1.3
 # Disturbed for this long without a break, the machine has become slower for good: that is its speed now.
 _ADAPT_NS = 30_000_000_000
 _PAUSE_S = 0.02
@@ -34,12 +37,12 @@ class ContentionGuard:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._clock = clock
-        self._work = work or _calibration_work
+        self._work = work or _product()
         self._sleep = sleep
         self._disturbed_since: int | None = None
         self._least_since = 0
         self.slowdown = 1.0
-        self.reference_ns = min(self._time_once() for _ in range(_FIRST_PROBES))
+        self.reference_ns = min(self._probe() for _ in range(_FIRST_PROBES))
 
     def believe(self, reference_ns: int) -> None:
         """Take over what an earlier process knows: this one may have started in a disturbed moment."""
@@ -47,7 +50,7 @@ class ContentionGuard:
 
     def quiet(self) -> bool:
         """Whether the processor runs at its known speed now; ``slowdown`` then says how it was."""
-        probe = self._time_once()
+        probe = self._probe()
         now = self._clock.wall()
         if probe <= SLOWDOWN * self.reference_ns:
             self.reference_ns = min(self.reference_ns, probe)
@@ -69,12 +72,20 @@ class ContentionGuard:
             self._sleep(_PAUSE_S)
         return True
 
+    def _probe(self) -> int:
+        return min(self._time_once() for _ in range(_TRIES))
+
     def _time_once(self) -> int:
         start = self._clock.wall()
         self._work()
         return self._clock.wall() - start
 
 
-def _calibration_work() -> None:
-    for _ in range(_ROUNDS_PER_PROBE):
-        hashlib.sha256(_WORK).digest()
+def _product() -> Callable[[], None]:
+    a, b = torch.ones(_SIZE, _SIZE), torch.ones(_SIZE, _SIZE)
+    out = torch.empty(_SIZE, _SIZE)
+
+    def work() -> None:
+        torch.mm(a, b, out=out)
+
+    return work

@@ -24,7 +24,7 @@ MIN_CLEAN = 3
 # Building a primitive at the first call, or losing the core for some scheduler ticks, takes less than this.
 _ACCIDENT_NS = 20_000_000
 # As long a run without a look at the guard, and as long a wait for a quiet machine in all.
-_SLICE_NS = 5_000_000
+_SLICE_NS = 20_000_000
 _PATIENCE_NS = 4_000_000_000
 # Batches after which a kernel that never has the core to itself is given up at the end of its time.
 _HOPELESS = 4 * MIN_CLEAN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import median
 
-from raftune.measurement import Outcome, Rematch
+from raftune.measurement import Outcome, Rematch, Status
 from raftune.search.state import TaskState
 from raftune.workload import Candidate
 
@@ -36,7 +36,9 @@ class Costs:
             self._defaults[task.workload.digest] = outcome.cost_s
             self._usual_default = median(self._defaults.values())
         else:
-            self._extra[candidate.dialect].append(outcome.cost_s - self._base(task))
+            # What a dialect does once, before its first candidate, is not part of building; a failure costs what it cost.
+            extra = outcome.build_s if outcome.status is Status.OK else outcome.cost_s - self._base(task)
+            self._extra[candidate.dialect].append(extra)
             self._usual_extra[candidate.dialect] = median(self._extra[candidate.dialect])
 
     def observe_rematch(self, task: TaskState, candidate: Candidate, rematch: Rematch) -> None:

@@ -79,9 +79,9 @@ def test_noisy_kernel_is_repeated_until_the_interval_is_narrow(clock: FakeClock)
 def test_max_seconds_and_max_repeats_end_the_timing(clock: FakeClock) -> None:
     spread = cycle([1_000_000, 3_000_000, 2_000_000])
     limited = timed(clock, spread, Policy(max_seconds=0.05, precision=0.0))
-    assert 20 <= limited.clean <= 30
+    assert 20 <= limited.clean <= 40
     counted = timed(clock, spread, Policy(max_seconds=60.0, max_repeats=40, precision=0.0))
-    assert 40 <= counted.clean < 45  # to the end of a slice
+    assert 40 <= counted.clean < 60  # to the end of a slice
     slow = timed(clock, repeat(2_000_000_000), Policy(max_seconds=0.5))
     assert slow.clean == 3
 
@@ -116,7 +116,7 @@ def guard_over(clock: FakeClock, disturbed: Callable[[], bool]) -> ContentionGua
     def sleep(seconds: float) -> None:
         clock.now += int(seconds * 1e9)
 
-    return ContentionGuard(clock, two_speeds(clock, 250_000, disturbed), sleep)
+    return ContentionGuard(clock, two_speeds(clock, 80_000, disturbed), sleep)
 
 
 SECOND = 1_000_000_000
@@ -149,13 +149,13 @@ def test_guard_accepts_a_machine_that_became_slower_for_good(clock: FakeClock) -
     clock.now += SECOND
     assert not guard.wait(clock.now + 5 * SECOND)
     assert guard.wait(clock.now + 40 * SECOND)
-    assert guard.reference_ns == pytest.approx(500_000, rel=0.01)
+    assert guard.reference_ns == pytest.approx(160_000, rel=0.01)
 
 
 def test_guard_that_started_in_a_disturbed_phase_is_told_better(clock: FakeClock) -> None:
     guard = guard_over(clock, lambda: True)
     assert guard.quiet()
-    guard.believe(250_000)
+    guard.believe(80_000)
     assert not guard.quiet()
 
 

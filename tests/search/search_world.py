@@ -150,7 +150,16 @@ class SimulatedMeasurer:
         if truth.status is not Status.OK:
             return Outcome(truth.status, message=f"simulated {truth.status}", cost_s=truth.cost_s)
         us = truth.time_us
-        return Outcome(Status.OK, us, us * 0.99, us * 1.01, repeats=10, max_error=0.0, cost_s=truth.cost_s)
+        return Outcome(
+            Status.OK,
+            us,
+            us * 0.99,
+            us * 1.01,
+            repeats=10,
+            max_error=0.0,
+            build_s=max(0.0, truth.cost_s - 1.0),
+            cost_s=truth.cost_s,
+        )
 
     def rematch(self, workload: Workload, candidates: Sequence[Candidate], default: Candidate) -> list[Rematch]:
         base = self.world.truth(workload, default).time_us
