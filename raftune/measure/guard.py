@@ -27,6 +27,11 @@ _ADAPT_NS = 30_000_000_000
 _PAUSE_S = 0.02
 
 
+def same_speed(before: float, after: float) -> bool:
+    """Whether two looks at :meth:`ContentionGuard.speed` saw the processor in one state: what ran between can be compared."""
+    return max(before, after) <= SLOWDOWN * min(before, after)
+
+
 class ContentionGuard:
     """Tells quiet times from disturbed ones. ``reference_ns`` is what the calibration work takes on a quiet processor."""
 
@@ -63,6 +68,11 @@ class ContentionGuard:
                 self.reference_ns, self._disturbed_since = self._least_since, None
         self.slowdown = probe / self.reference_ns
         return self._disturbed_since is None and self.slowdown <= SLOWDOWN
+
+    def speed(self) -> float:
+        """How many times slower than undisturbed the processor runs now."""
+        self.quiet()
+        return self.slowdown
 
     def wait(self, deadline_ns: int) -> bool:
         """Wait for a quiet moment until ``deadline_ns`` on the wall clock; whether one came."""

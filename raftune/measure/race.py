@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raftune.measure.guard import ContentionGuard
+from raftune.measure.guard import ContentionGuard, same_speed
 from raftune.measure.stats import median_upper_bound
 
 ROUNDS = 21
@@ -51,7 +51,7 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Milliseconds of each side in each round. The order within a round alternates, so that a drift favours nobody.
 
-    A round in which ``guard`` finds the machine disturbed is run again while there is patience; without any left it counts.
+    A round in which the processor's speed changed is run again while there is patience; without any left it counts.
     """
     guard = guard or ContentionGuard()
     for _ in range(_WARM_UP):
@@ -62,8 +62,8 @@ def interleave(
     for number in range(rounds):
         while True:
             start = time.perf_counter()
-            found, quiet = _round(sides, number % 2 == 1, guard, patience)
-            if quiet or patience <= 0:
+            found, steady = _round(sides, number % 2 == 1, guard)
+            if steady or patience <= 0:
                 break
             patience -= time.perf_counter() - start
         for name, milliseconds in found.items():
@@ -93,17 +93,14 @@ def lower_quartile(values: list[float]) -> float:
     return statistics.quantiles(values, n=4)[0] if len(values) > 1 else values[0]
 
 
-def _round(
-    sides: Mapping[str, Callable[[], object]], reverse: bool, guard: ContentionGuard, patience_s: float
-) -> tuple[dict[str, float], bool]:
-    """One run of each side, and whether the machine was quiet throughout."""
-    give_up = time.perf_counter_ns() + int(max(patience_s, 0.0) * 1e9)
+def _round(sides: Mapping[str, Callable[[], object]], reverse: bool, guard: ContentionGuard) -> tuple[dict[str, float], bool]:
+    """One run of each side, and whether the processor ran at one speed throughout."""
     times: dict[str, float] = {}
-    quiet = True
+    before = guard.speed()
+    steady = True
     for name in list(sides)[:: -1 if reverse else 1]:
-        quiet &= guard.wait(give_up)
         start = time.perf_counter_ns()
         sides[name]()
         times[name] = (time.perf_counter_ns() - start) / 1e6
-        quiet &= guard.quiet()
-    return times, quiet
+        steady &= same_speed(before, guard.speed())
+    return times, steady

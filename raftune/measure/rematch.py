@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from raftune.measure.guard import same_speed
 from raftune.measure.stats import median_upper_bound
 from raftune.measure.timer import SYSTEM_CLOCK, Clock, Guard, best_of, calls_per_batch, run_batch
 from raftune.measurement import Policy, Rematch, Status
@@ -17,8 +18,6 @@ _BATCH_NS = 500_000
 _BATCHES = 4
 # Fewer rounds than this do not bound a median usefully.
 MIN_ROUNDS = 7
-# Waiting for a quiet machine takes at most so long in all.
-_PATIENCE_NS = 10_000_000_000
 # A rematch takes at most this many times ``max_seconds``, unless the fewest rounds take longer.
 _MAX_SHARE = 20.0
 
@@ -35,7 +34,8 @@ def interleave(
 
     Every turn has as many batches, filled with as many calls as take as long as the others', so that noise meets all alike; the
     order is random, so that a periodic disturbance does not stay with one of them. A turn during which the cores were taken
-    away, or after which ``guard`` finds the machine disturbed, does not count; rounds are added for it, at most as many again.
+    away, or that ran at another speed of the processor than its round began with, does not count; rounds are added for it, at
+    most as many again. A disturbance that lasts through a round slows all alike, so there is no waiting for quiet.
     ``announce`` is told who runs next: a contender's position, or -1 for the default. What a kernel raises is passed on.
     """
     calls = [default, *contenders]
@@ -50,18 +50,17 @@ def interleave(
     affordable = math.floor(_MAX_SHARE * policy.max_seconds * 1e9 / max(round_ns, 1.0))
     rounds = max(MIN_ROUNDS, min(policy.rematch_rounds, affordable))
 
-    give_up = clock.wall() + _PATIENCE_NS
     source = random.Random(0)
     pairs: list[list[tuple[float, float]]] = [[] for _ in contenders]
     for _ in range(2 * rounds):
         if all(len(p) >= rounds for p in pairs):
             break
+        before = guard.speed()
         times: dict[int, float | None] = {}
         for index in source.sample(range(len(calls)), len(calls)):
             announce(index - 1)
-            guard.wait(give_up)
             time_ns = _turn(calls[index], inner[index], batches, clock)
-            times[index] = time_ns if guard.quiet() else None
+            times[index] = time_ns if same_speed(before, guard.speed()) else None
         default_ns = times[0]
         for index, found in enumerate(pairs, start=1):
             contender_ns = times[index]

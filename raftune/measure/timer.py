@@ -47,6 +47,8 @@ class Guard(Protocol):
 
     def wait(self, deadline_ns: int) -> bool: ...
 
+    def speed(self) -> float: ...
+
 
 class SystemClock:
     def wall(self) -> int:

@@ -6,7 +6,7 @@ A strategy only rates candidates; which task gets the next trial is the schedule
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -84,8 +84,10 @@ class Model(Protocol):
 # What is believed of a dialect before any of its results, and how many results weigh as much as that belief.
 _PRIOR = Belief(0.1, 0.4)
 _PRIOR_WEIGHT = 2.0
-# The first candidate of a dialect in a task is tried with at least this much hope; no prediction is surer than the floor.
-_FIRST_STD = 0.3
+# The first candidate of a dialect in a task is tried with at least this much hope, and each further one with less: what one
+# dialect can do there shows early, and its configs hope more together than they bring. No prediction is surer than the floor.
+_FIRST_LOOK = 0.4
+_TIRED = 3.0
 _FLOOR_STD = 0.05
 # Results that the cost model needs before it is asked, and the share of new ones that makes it worth training again.
 _MODEL_ROWS = 32
@@ -122,11 +124,12 @@ class ModelGuided:
 
     def gains(self, task: TaskState, pool: Sequence[Candidate]) -> list[float]:
         bar = task.best_ratio()
-        tried = {candidate.dialect for candidate, _ in task.results.values()}
+        tried = Counter(candidate.dialect for candidate, _ in task.results.values() if candidate != task.default)
         gains = []
         for candidate, belief in zip(pool, self._beliefs(task, pool), strict=True):
-            std = belief.std if candidate.dialect in tried else max(belief.std, _FIRST_STD)
-            gains.append(belief.ok * expected_gain(belief._replace(std=std), bar))
+            count = tried[candidate.dialect]
+            gain = belief.ok * expected_gain(belief, bar)
+            gains.append(gain / (1 + count / _TIRED) if count else max(gain, belief.ok * _FIRST_LOOK * bar))
         return gains
 
     def refresh(self) -> int:

@@ -35,6 +35,7 @@ class Truth:
     time_us: float = 100.0
     status: Status = Status.OK
     cost_s: float = 1.0
+    build_s: float = 0.0
     rematch_us: float | None = None
 
 
@@ -168,8 +169,9 @@ class SimulatedMeasurer:
             truth = self.world.truth(workload, candidate)
             us = truth.rematch_us or truth.time_us
             self.rematched.append((workload.inputs[0].numel, candidate))
-            self.world.clock.now += truth.cost_s
-            found.append(Rematch(Status.OK, us, base, us / base, us / base * 1.01, 15, cost_s=truth.cost_s))
+            cost_s = truth.cost_s - truth.build_s  # the worker keeps what it built
+            self.world.clock.now += cost_s
+            found.append(Rematch(Status.OK, us, base, us / base, us / base * 1.01, 15, cost_s=cost_s))
         return found
 
     def sample(

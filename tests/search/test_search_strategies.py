@@ -47,8 +47,11 @@ def test_a_dialect_that_keeps_losing_promises_less_than_one_that_wins() -> None:
         for candidate, us in zip(candidates, (60.0, 150.0), strict=True):
             task.add(candidate, Outcome(Status.OK, us))
             strategy.learn(task, candidate, task.results[candidate.digest][1])
-    fresh = [Candidate("alpha", "1.0"), Candidate("beta", "1.0")]
-    good, bad = strategy.gains(state(9, fresh), fresh)
+    task = state(9, candidates)
+    for candidate in candidates:
+        task.add(candidate, Outcome(Status.OK, 100.0))
+    fresh = [Candidate("alpha", "1.0", {"tile": 1}), Candidate("beta", "1.0", {"tile": 1})]
+    good, bad = strategy.gains(task, fresh)
     assert good > 2 * bad > 0
 
 

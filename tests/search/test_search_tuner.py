@@ -146,9 +146,9 @@ def test_what_was_found_is_rematched_before_something_dear_is_tried(world: World
     world.add_dialect("alpha", 50, lambda size: [{"tile": 0}])
     world.add_dialect("dear", 40, lambda size: [{"tile": i} for i in range(9)])
     good = world.set(1, "alpha", {"tile": 0}, time_us=80.0)
-    world.set(1, "dear", {"tile": 0}, time_us=79.0, cost_s=8.0)
+    world.set(1, "dear", {"tile": 0}, time_us=79.0, cost_s=8.0, build_s=7.0)
     for i in range(1, 9):
-        world.set(1, "dear", {"tile": i}, time_us=10.0, cost_s=40.0)
+        world.set(1, "dear", {"tile": i}, time_us=10.0, cost_s=40.0, build_s=39.0)
     start = world.clock.now
     result = world.tune({1: 10}, Budget(seconds=30.0))
     assert world.clock.now - start <= 33.0
@@ -249,7 +249,11 @@ def test_trials_go_where_weight_times_time_is_highest(world: World) -> None:
     for i in range(4):
         world.set(3, "alpha", {"tile": i}, time_us=20.0)
     world.tune({1: 1, 2: 100, 3: 100}, Budget(trials=3 + 10))
-    assert [size for size, _ in world.measurer.measured[3:]] == [2] * 4 + [3] * 4 + [1] * 2
+    order = [size for size, _ in world.measurer.measured[3:]]
+    # The heaviest first; a first look at the next one comes before the last configs of the first.
+    assert order[0] == 2
+    assert order[:6].count(2) == 4
+    assert order[:6].count(3) == 2
 
 
 def test_a_task_already_improved_yields_to_one_that_is_not(world: World) -> None:
@@ -277,7 +281,7 @@ def test_a_cheap_dialect_is_tried_before_a_dear_one_of_equal_promise(world: Worl
     world.add_dialect("dear", 60, lambda size: [{"tile": 0}])
     world.add_dialect("cheap", 50, lambda size: [{"tile": 0}])
     for size in range(1, 11):
-        world.set(size, "dear", {"tile": 0}, time_us=80.0, cost_s=20.0)
+        world.set(size, "dear", {"tile": 0}, time_us=80.0, cost_s=20.0, build_s=19.0)
         world.set(size, "cheap", {"tile": 0}, time_us=80.0, cost_s=1.0)
     world.tune(dict.fromkeys(range(1, 11), 1), Budget(trials=10 + 11))
     names = [candidate.dialect for _, candidate in world.measurer.measured[10:]]
