@@ -105,17 +105,25 @@ class Measurer:
             self._worker = None
 
     def measure(
-        self, workload: Workload, candidate: Candidate, *, timeout: float | None = None, stop_above_us: float | None = None
+        self,
+        workload: Workload,
+        candidate: Candidate,
+        *,
+        default: tuple[Candidate, float] | None = None,
+        timeout: float | None = None,
     ) -> Outcome:
         """Build, check and time one candidate.
 
-        ``timeout`` (seconds) may only shorten the policy's, when a budget ends. A candidate that is surely slower than
-        ``stop_above_us`` is not timed to the policy's precision: its interval says how well it is known.
+        With ``default`` (a candidate and its time in microseconds), both are timed in turns and the outcome's times are the
+        ratio on the default's scale: a machine that is slower now than it was then slows both. ``timeout`` (seconds) may only
+        shorten the policy's, when a budget ends.
         """
         start = time.perf_counter()
         try:
             request = {"do": "measure", **self._common(workload), "candidate": _candidate_json(candidate)}
-            reply = self._ask(request | {"stop_above_us": stop_above_us}, timeout)
+            if default is not None:
+                request |= {"default": _candidate_json(default[0]), "default_us": default[1]}
+            reply = self._ask(request, timeout)
             outcome = _outcome(reply["outcome"])
         except _Died as died:
             outcome = Outcome(died.status, message=died.message)

@@ -25,9 +25,7 @@ MIN_CLEAN = 3
 _ACCIDENT_NS = 20_000_000
 # As long a run without a look at the guard, and as long a wait for a quiet machine in all.
 _SLICE_NS = 20_000_000
-_PATIENCE_NS = 4_000_000_000
-# Batches after which a kernel that never has the core to itself is given up at the end of its time.
-_HOPELESS = 4 * MIN_CLEAN
+_PATIENCE_NS = 1_500_000_000
 # CPU time over wall time of an undisturbed batch. Spinning helper threads hide part of a disturbance, never make one.
 _CPU_SHARE = 0.95
 
@@ -71,11 +69,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """``estimate`` in nanoseconds, over the clean batches; ``None`` if there were fewer than :data:`MIN_CLEAN`."""
+    """``estimate`` in nanoseconds, over the ``clean`` batches; ``None`` if there were fewer than :data:`MIN_CLEAN`.
+
+    ``quiet``: the machine was undisturbed while they ran.
+    """
 
     estimate: Estimate | None
     clean: int
     dropped: int
+    quiet: bool
 
 
 def run_batch(call: Callable[[], Any], inner: int, clock: Clock = SYSTEM_CLOCK) -> Batch:
@@ -109,22 +111,21 @@ def calls_per_batch(call: Callable[[], Any], batch_ns: int = BATCH_NS, clock: Cl
     return inner
 
 
-def time_call(
-    call: Callable[[], Any], policy: Policy, guard: Guard, clock: Clock = SYSTEM_CLOCK, stop_above_ns: float | None = None
-) -> Timing:
-    """Time ``call`` under ``policy``, in slices of some milliseconds that count only if ``guard`` finds quiet on both sides.
+def time_call(call: Callable[[], Any], policy: Policy, guard: Guard, clock: Clock = SYSTEM_CLOCK) -> Timing:
+    """Time ``call`` under ``policy``, in slices of some milliseconds, those preferred that ``guard`` finds quiet on both sides.
 
     Ends when the statistic is known to ``policy.precision``, after ``max_seconds`` of timing, or when waiting for quiet has
-    taken too long. A kernel whose statistic surely lies above ``stop_above_ns`` is not timed more closely.
+    taken too long; then what was timed on a disturbed machine counts, and ``quiet`` is false.
     """
     inner = calls_per_batch(call, clock=clock)
     give_up = clock.wall() + _PATIENCE_NS
     samples: list[float] = []
+    disturbed: list[float] = []
     total, next_look, spent = 0, policy.min_repeats, 0
     quiet = False
     while total < policy.max_repeats:
-        if not (quiet or guard.wait(give_up)):
-            break
+        if not quiet:
+            guard.wait(give_up)
         start = clock.wall()
         batches = [run_batch(call, inner, clock)]
         while clock.wall() - start < _SLICE_NS:
@@ -132,17 +133,15 @@ def time_call(
         spent += clock.wall() - start
         total += len(batches)
         quiet = guard.quiet()
-        if quiet:
-            samples.extend(batch.ns for batch in batches if batch.clean)
-        elif clock.wall() >= give_up:
-            break
-        if spent >= policy.max_seconds * 1e9 and (len(samples) >= MIN_CLEAN or total >= _HOPELESS):
+        (samples if quiet else disturbed).extend(batch.ns for batch in batches if batch.clean)
+        if spent >= policy.max_seconds * 1e9 and total >= MIN_CLEAN:
             break
         if len(samples) >= max(next_look, MIN_CLEAN):
-            estimate = quantile_estimate(samples, policy.quantile)
-            if estimate.within(policy.precision) or (stop_above_ns is not None and estimate.low > stop_above_ns):
+            if quantile_estimate(samples, policy.quantile).within(policy.precision):
                 break
             # Sorting at every slice would take longer than a slice.
             next_look = len(samples) + max(1, len(samples) // 8)
-    estimate_or_none = quantile_estimate(samples, policy.quantile) if len(samples) >= MIN_CLEAN else None
-    return Timing(estimate_or_none, len(samples), total - len(samples))
+    was_quiet = len(samples) >= MIN_CLEAN
+    used = samples if was_quiet else samples + disturbed
+    estimate = quantile_estimate(used, policy.quantile) if len(used) >= MIN_CLEAN else None
+    return Timing(estimate, len(used), total - len(used), was_quiet)

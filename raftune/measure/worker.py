@@ -30,15 +30,14 @@ from raftune.measure.check import Checker, Verdict
 from raftune.measure.failures import describe, status_of
 from raftune.measure.guard import ContentionGuard
 from raftune.measure.protocol import Channel, Message
-from raftune.measure.rematch import interleave
+from raftune.measure.rematch import MIN_ROUNDS, interleave
 from raftune.measure.timer import time_call
 from raftune.measurement import Outcome, Policy, Status
 from raftune.memory import keep_pages
 from raftune.workload import Candidate, Workload
 
 _KEPT_KERNELS = 32
-# A timing counts if at least one in so many batches, beside itself, ran on a quiet machine.
-_MIN_SHARE = 20
+_DISTURBED = "timed while something else used the processor"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -83,31 +82,35 @@ class Worker:
     def _measure(self, request: Message) -> Message:
         workload, policy = Workload.from_json(request["workload"]), Policy(**request["policy"])
         candidate = _candidate(request["candidate"])
-        building = True
+        building, start = True, time.perf_counter()
         try:
+            self._warm_up(candidate.dialect)
+            start = time.perf_counter()
             built = self._build(workload, candidate)
             building = False
             verdict = self._check(workload, built)
         except (Exception, SystemExit) as error:  # a candidate's code: it may raise anything, and that is its outcome
             self._forget(workload, candidate)
-            return _outcome(Outcome(status_of(error, building=building), message=describe(error)))
+            build_s = time.perf_counter() - start if building else 0.0
+            return _outcome(Outcome(status_of(error, building=building), message=describe(error), build_s=build_s))
         result = Outcome(verdict.status, max_error=verdict.max_error, message=verdict.message, build_s=built.build_s)
         if verdict.status is not Status.OK:
             self._forget(workload, candidate)
             return _outcome(result)
         try:
-            return _outcome(self._time(workload, built, policy, result, request.get("stop_above_us")))
+            if (default := request.get("default")) is None:
+                return _outcome(self._time(workload, built, policy, result))
+            return _outcome(self._compare(workload, built, policy, result, _candidate(default), request["default_us"]))
         except (Exception, SystemExit) as error:  # as above: a kernel may fail late
             self._forget(workload, candidate)
             return _outcome(dataclasses.replace(result, status=status_of(error, building=False), message=describe(error)))
 
-    def _time(self, workload: Workload, built: _Built, policy: Policy, result: Outcome, stop_above_us: float | None) -> Outcome:
-        call = partial(built.kernel, *self._checker_of(workload).scratch())
-        stop_above_ns = None if stop_above_us is None else stop_above_us * 1e3
-        timing = time_call(call, policy, self._guard, stop_above_ns=stop_above_ns)
+    def _time(self, workload: Workload, built: _Built, policy: Policy, result: Outcome) -> Outcome:
+        """The outcome with its time on the wall clock."""
+        timing = time_call(partial(built.kernel, *self._checker_of(workload).scratch()), policy, self._guard)
         estimate = timing.estimate
-        if estimate is None or timing.clean * _MIN_SHARE < timing.dropped:
-            message = f"only {timing.clean} of {timing.clean + timing.dropped} batches ran on a quiet machine"
+        if estimate is None:
+            message = f"only {timing.clean} of {timing.clean + timing.dropped} batches had the cores to themselves"
             return dataclasses.replace(result, status=Status.NOISY, repeats=timing.clean, message=message)
         return dataclasses.replace(
             result,
@@ -115,6 +118,24 @@ class Worker:
             low_us=estimate.low / 1e3,
             high_us=estimate.high / 1e3,
             repeats=timing.clean,
+            message=result.message if timing.quiet else f"{_DISTURBED}; {result.message}".rstrip("; "),
+        )
+
+    def _compare(
+        self, workload: Workload, built: _Built, policy: Policy, result: Outcome, default: Candidate, default_us: float
+    ) -> Outcome:
+        """The outcome with its time on the default's scale: turns with the default, so that what disturbs, disturbs both."""
+        reference = self._build(workload, default)
+        inputs = self._checker_of(workload).scratch()
+        calls = [partial(kernel, *inputs) for kernel in (reference.kernel, built.kernel)]
+        short = dataclasses.replace(policy, rematch_rounds=MIN_ROUNDS)
+        (found,) = interleave(calls[0], calls[1:], short, lambda _: None, self._guard)
+        if found.ratio is None or found.ratio_high is None:
+            return dataclasses.replace(result, status=Status.NOISY, repeats=found.rounds, message=found.message)
+        spread = found.ratio_high / found.ratio
+        time_us = found.ratio * default_us
+        return dataclasses.replace(
+            result, time_us=time_us, low_us=time_us / spread, high_us=time_us * spread, repeats=found.rounds
         )
 
     def _rematch(self, request: Message) -> Message:

@@ -14,6 +14,7 @@ _UNKNOWN_S = 0.0
 _LEAST_S = 0.01
 # Asking a dialect for samples: a schedule space has to be built. Not learned, as the log has no row for it.
 SAMPLING_S = 10.0
+_DEADLY = (Status.CRASH, Status.TIMEOUT, Status.OOM)
 # The first measurement of a run pays for starting the workers: no default is taken to be this much dearer than usual.
 _OUTLIER = 5.0
 # A rematch over the candidate's own measurement without its build, until one was seen; the default is timed as often.
@@ -36,8 +37,8 @@ class Costs:
             self._defaults[task.workload.digest] = outcome.cost_s
             self._usual_default = median(self._defaults.values())
         else:
-            # What a dialect does once, before its first candidate, is not part of building; a failure costs what it cost.
-            extra = outcome.build_s if outcome.status is Status.OK else outcome.cost_s - self._base(task)
+            # What a dialect does once, before its first candidate, is not part of building; what died costs what it cost.
+            extra = outcome.cost_s - self._base(task) if outcome.status in _DEADLY else outcome.build_s
             self._extra[candidate.dialect].append(extra)
             self._usual_extra[candidate.dialect] = median(self._extra[candidate.dialect])
 

@@ -13,11 +13,16 @@ class Measurer(Protocol):
     """The part of :class:`raftune.measure.Measurer` that a search uses. Nothing raises for what a candidate does."""
 
     def measure(
-        self, workload: Workload, candidate: Candidate, *, timeout: float | None = None, stop_above_us: float | None = None
+        self,
+        workload: Workload,
+        candidate: Candidate,
+        *,
+        default: tuple[Candidate, float] | None = None,
+        timeout: float | None = None,
     ) -> Outcome:
-        """Run one candidate; ``timeout`` (seconds) may only shorten the policy's.
+        """Run one candidate, in turns with ``default`` and on its scale if given (with its time in microseconds).
 
-        One that is surely slower than ``stop_above_us`` need not be timed closely.
+        ``timeout`` (seconds) may only shorten the policy's.
         """
 
     def rematch(self, workload: Workload, candidates: Sequence[Candidate], default: Candidate) -> Sequence[Rematch]:

@@ -13,9 +13,6 @@ _REMATCH_GROUP = 3
 _REMATCH_REACH = 1.1
 _REMATCH_LIMIT = 9
 
-# Beyond this many times the best known time a candidate is of no interest.
-_HOPELESS = 1.1
-
 # A measurement or rematch that found the machine too noisy is repeated once.
 _ATTEMPTS = 2
 
@@ -110,11 +107,6 @@ class TaskState:
                 ratio = known[1].ratio if known is not None and known[1].ratio is not None else outcome.time_us / default_us
                 bar = min(bar, ratio)
         return bar
-
-    def hopeless_above_us(self) -> float | None:
-        """A candidate slower than this will not win: it need not be timed closely. ``None`` before the default is known."""
-        default_us = self.default_us
-        return None if default_us is None else _HOPELESS * min(default_us, self.best_ratio() * default_us)
 
     def saving_us(self) -> float:
         """Weighted time that the fastest candidates not yet out of the race would save in one step."""

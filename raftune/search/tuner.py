@@ -250,9 +250,9 @@ class _Search:
     def _measure(self, state: TaskState, candidate: Candidate, reserve: float = 0.0) -> None:
         stop_after = self._meter.stop_after(reserve)
         capped = stop_after < self._policy.timeout
-        outcome = self._measurer.measure(
-            state.workload, candidate, timeout=stop_after if capped else None, stop_above_us=state.hopeless_above_us()
-        )
+        against = None if candidate == state.default or state.default_us is None else (state.default, state.default_us)
+        timeout = stop_after if capped else None
+        outcome = self._measurer.measure(state.workload, candidate, default=against, timeout=timeout)
         if capped and outcome.status is Status.TIMEOUT:
             # Within the policy's own timeout it might have finished: that is no verdict on the candidate.
             message = f"stopped after {stop_after:.1f} s to keep to the budget"

@@ -132,15 +132,17 @@ def test_disturbed_phases_do_not_enter_a_timing(clock: FakeClock) -> None:
     assert timing.dropped > 0
 
 
-def test_a_machine_that_stays_disturbed_gives_no_verdict(clock: FakeClock) -> None:
+def test_a_machine_that_stays_disturbed_is_timed_as_it_is_and_says_so(clock: FakeClock) -> None:
     disturbed = phases(clock, SECOND // 10)
     guard = guard_over(clock, disturbed)
     clock.now += SECOND
     start = clock.now
     timing = time_call(two_speeds(clock, 1_000_000, disturbed), Policy(), guard, clock)
-    assert timing.estimate is None
+    assert timing.estimate is not None
+    assert timing.estimate.value == pytest.approx(2e6, rel=1e-3)
+    assert not timing.quiet
     assert guard.slowdown == pytest.approx(2.0, rel=0.01)
-    assert clock.now - start < 5 * SECOND
+    assert clock.now - start < 3 * SECOND
 
 
 def test_guard_accepts_a_machine_that_became_slower_for_good(clock: FakeClock) -> None:
@@ -159,14 +161,14 @@ def test_guard_that_started_in_a_disturbed_phase_is_told_better(clock: FakeClock
     assert not guard.quiet()
 
 
-def test_a_hopeless_kernel_is_not_timed_closely(clock: FakeClock) -> None:
-    source = random.Random(0)
-    noisy = (1_000_000 * (1 + 0.3 * source.random()) for _ in iter(int, 1))
-    guard = guard_over(clock, lambda: False)
-    timing = time_call(clock.kernel(noisy), Policy(max_seconds=60.0), guard, clock, stop_above_ns=900_000)
-    assert timing.estimate is not None
-    assert timing.estimate.low > 900_000
-    assert timing.clean <= 20
+def test_a_disturbance_that_lasts_does_not_change_a_ratio(clock: FakeClock) -> None:
+    disturbed = phases(clock, SECOND // 10)
+    guard = guard_over(clock, disturbed)
+    clock.now += SECOND
+    default, fast = (two_speeds(clock, time_ns, disturbed) for time_ns in (3_000_000, 2_400_000))
+    (result,) = interleave(default, [fast], Policy(), lambda _: None, guard, clock)
+    assert result.status is Status.OK
+    assert result.ratio == pytest.approx(0.8, rel=0.01)
 
 
 def timed(clock: FakeClock, times_ns: Iterable[float], policy: Policy, stolen_ns: Iterable[float] = repeat(0)):

@@ -137,7 +137,12 @@ class SimulatedMeasurer:
         self.error: BaseException = RuntimeError("killed")
 
     def measure(
-        self, workload: Workload, candidate: Candidate, *, timeout: float | None = None, stop_above_us: float | None = None
+        self,
+        workload: Workload,
+        candidate: Candidate,
+        *,
+        default: tuple[Candidate, float] | None = None,
+        timeout: float | None = None,
     ) -> Outcome:
         if self.die_after is not None and len(self.measured) >= self.die_after:
             raise self.error
