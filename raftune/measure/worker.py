@@ -36,7 +36,9 @@ from raftune.measurement import Outcome, Policy, Status
 from raftune.memory import keep_pages
 from raftune.workload import Candidate, Workload
 
-_KEPT_KERNELS = 32
+_KEPT_KERNELS = 256
+# References may be large, and the search goes to and fro between a few tasks.
+_KEPT_CHECKERS = 4
 _DISTURBED = "timed while something else used the processor"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -57,7 +59,7 @@ class Worker:
         self._channel = channel
         self._guard = ContentionGuard()
         self._kernels: OrderedDict[tuple[str, str], _Built] = OrderedDict()
-        self._checker: tuple[str, Checker] | None = None
+        self._checkers: OrderedDict[str, Checker] = OrderedDict()
         self._warm: set[str] = set()
 
     def serve(self) -> None:
@@ -211,11 +213,11 @@ class Worker:
         return built.verdict
 
     def _checker_of(self, workload: Workload) -> Checker:
-        # Candidates of one workload come one after the other, and references may be large: only the last one is kept.
-        if self._checker is None or self._checker[0] != workload.digest:
-            self._checker = None
-            self._checker = (workload.digest, Checker(workload))
-        return self._checker[1]
+        checker = self._checkers.pop(workload.digest, None) or Checker(workload)
+        self._checkers[workload.digest] = checker
+        if len(self._checkers) > _KEPT_CHECKERS:
+            self._checkers.popitem(last=False)
+        return checker
 
 
 def main(arguments: list[str]) -> None:

@@ -29,7 +29,7 @@ def is_update(workload: Workload) -> bool:
 
 def configs(workload: Workload) -> list[Config]:
     del workload
-    return [{"formulation": "foreach"}, {"formulation": "fused"}]
+    return [{"formulation": "fused"}, {"formulation": "foreach"}]
 
 
 def build(workload: Workload, config: Config) -> Kernel:
