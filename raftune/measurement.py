@@ -26,9 +26,10 @@ class Status(enum.StrEnum):
 class Policy:
     """How candidates are measured; part of a measurement's identity. Times in seconds unless the name says otherwise.
 
-    ``quantile`` is the reported statistic: a low quantile resists the one-sided noise of virtual cores that are taken away.
-    Repeats stop when the 95% confidence interval of that quantile is within ``precision`` of it, or at ``max_seconds``.
-    ``margin`` is what a candidate must win by, in an interleaved rematch, before the default is left.
+    ``quantile`` is the statistic of the default's time: a low one resists the one-sided noise of virtual cores that are taken
+    away. Its repeats stop when the 95% confidence interval is within ``precision`` of it, or after ``max_seconds``. Candidates
+    are timed in turns with the default, and their times are the median ratio on its scale. ``margin`` is what a candidate must
+    win by, in a longer interleaved rematch, before the default is left.
     """
 
     version: int = 1
