@@ -39,9 +39,9 @@ def live_progress(budget_seconds: float | None) -> Iterator[Listener]:
             done = None if budget_seconds is None or math.isinf(left) else max(0.0, budget_seconds - left)
             bar.update(line, description=text, completed=done)
             if isinstance(event, Rematched) and event.won:
-                bar.console.print(f"  {text}", highlight=False)
+                bar.console.print(f"  {text}", highlight=False, soft_wrap=True)
             elif not console.is_terminal and isinstance(event, SearchStarted | TaskStarted):
-                console.print(text, highlight=False)
+                console.print(text, highlight=False, soft_wrap=True)
 
         yield listen
 
