@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from statistics import median
 
 from raftune.measurement import Outcome, Rematch, Status
@@ -22,15 +22,14 @@ _REMATCH_FACTOR = 1.5
 
 
 class Costs:
-    """A candidate costs what its task's default did, plus what its dialect usually costs on top (a compiler's time)."""
+    """A candidate costs what its task's default did, plus what its dialect costs on top at least (a compiler's time)."""
 
     def __init__(self) -> None:
         self._defaults: dict[str, float] = {}
-        self._extra: dict[str, list[float]] = defaultdict(list)
+        self._extra: dict[str, float] = {}
         self._rematch_factors: list[float] = []
         self._usual_factor = _REMATCH_FACTOR
         self._usual_default = 0.0
-        self._usual_extra: dict[str, float] = {}
 
     def observe(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
         if candidate == task.default:
@@ -39,8 +38,9 @@ class Costs:
         else:
             # What a dialect does once, before its first candidate, is not part of building; what died costs what it cost.
             extra = outcome.cost_s - self._base(task) if outcome.status in _DEADLY else outcome.build_s
-            self._extra[candidate.dialect].append(extra)
-            self._usual_extra[candidate.dialect] = median(self._extra[candidate.dialect])
+            # The least so far: the first workload of a dialect is the heaviest, and must not scare off from the light ones.
+            known = self._extra.get(candidate.dialect, math.inf)
+            self._extra[candidate.dialect] = min(known, max(extra, 0.0))
 
     def observe_rematch(self, task: TaskState, candidate: Candidate, rematch: Rematch) -> None:
         known = task.results.get(candidate.digest)
@@ -49,7 +49,7 @@ class Costs:
             self._usual_factor = median(self._rematch_factors)
 
     def trial(self, task: TaskState, dialect: str) -> float:
-        return max(_LEAST_S, self._base(task) + self._usual_extra.get(dialect, _UNKNOWN_S))
+        return max(_LEAST_S, self._base(task) + self._extra.get(dialect, _UNKNOWN_S))
 
     def rematch(self, task: TaskState, candidates: list[Candidate]) -> float:
         """Seconds for all ``candidates`` together; the worker has their kernels built."""
