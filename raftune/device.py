@@ -28,6 +28,10 @@ _VECTOR_FLAGS = (
 )
 
 
+# Taken when this module is loaded: OpenMP pins the main thread to one core at its first parallel region, if it is told to.
+_CORES = sorted(os.sched_getaffinity(0))
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A key, not a description: fields that do not change a timing are left out (host name, memory size, kernel version).
@@ -56,7 +60,7 @@ class Device:
 def current_device(threads: int) -> Device:
     """The CPU of this process with ``threads`` intra-op threads."""
     model, flags = _cpuinfo()
-    return Device("cpu", model, len(os.sched_getaffinity(0)), tuple(f for f in _VECTOR_FLAGS if f in flags), threads)
+    return Device("cpu", model, len(_CORES), tuple(f for f in _VECTOR_FLAGS if f in flags), threads)
 
 
 def thread_environment(threads: int, *, pinned: bool) -> dict[str, str]:
@@ -68,7 +72,7 @@ def thread_environment(threads: int, *, pinned: bool) -> dict[str, str]:
     count = str(threads)
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TVM_NUM_THREADS": count}
     if pinned:
-        cores = sorted(os.sched_getaffinity(0))[:threads]
+        cores = _CORES[:threads]
         variables |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(f"{{{core}}}" for core in cores)}
     return variables
 
