@@ -28,8 +28,13 @@ _VECTOR_FLAGS = (
 )
 
 
-# Taken when this module is loaded: OpenMP pins the main thread to one core at its first parallel region, if it is told to.
-_CORES = sorted(os.sched_getaffinity(0))
+# OpenMP, told to pin, binds the main thread to one core when it is loaded: what a child may use is told by its parent.
+_CORES_VARIABLE = "RAFTUNE_CORES"
+_CORES = (
+    sorted(map(int, os.environ[_CORES_VARIABLE].split(",")))
+    if _CORES_VARIABLE in os.environ
+    else sorted(os.sched_getaffinity(0))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ def thread_environment(threads: int, *, pinned: bool) -> dict[str, str]:
     """
     count = str(threads)
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TVM_NUM_THREADS": count}
+    variables[_CORES_VARIABLE] = ",".join(map(str, _CORES))
     if pinned:
         cores = _CORES[:threads]
         variables |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(f"{{{core}}}" for core in cores)}

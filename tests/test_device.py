@@ -1,11 +1,12 @@
 import os
+import subprocess
+import sys
 
 from raftune.device import current_device, thread_environment
 
 
-def test_a_main_thread_that_was_pinned_meanwhile_does_not_change_the_key(monkeypatch):
-    before = current_device(1)
-    environment = thread_environment(2, pinned=True)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert current_device(1) == before
-    assert thread_environment(2, pinned=True) == environment
+def test_a_pinned_child_has_the_device_key_of_its_parent():
+    program = "import torch; from raftune.device import current_device; print(current_device(1).digest)"
+    environment = os.environ | thread_environment(1, pinned=True)
+    child = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == current_device(1).digest
