@@ -17,8 +17,8 @@ import torch
 
 from raftune.compiler.backend import asked_tasks
 from raftune.compiler.eager import EagerStep
+from raftune.compiler.plan import recommended_plan
 from raftune.compiler.selector import Selector
-from raftune.compiler.step import race_key, stored_race
 from raftune.device import Device, current_device, thread_environment
 from raftune.dialects import registry
 from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
@@ -128,7 +128,7 @@ def tune_model(
 ) -> ModelOutcome:
     """Search within ``budget``, then race the whole step in a fresh process, and record everything in the log.
 
-    A race that the log already holds for the same plan is not run again. Raises :class:`~raftune.log.LogError`.
+    A plan that the log recommends is not raced again. Raises :class:`~raftune.log.LogError`.
     """
     policy = policy or Policy()
     request = prepared.request
@@ -146,10 +146,9 @@ def tune_model(
                 progress=progress,
             )
         with registry.with_dialects(request.dialects or tuple(registry.installed())):
-            key = race_key(prepared.graph, Selector(log, device=prepared.device))
-        known = stored_race(key, log, prepared.device)
-    if known is not None:
-        return ModelOutcome(result, known)
+            plan = recommended_plan(prepared.graph, Selector(log, device=prepared.device))
+    if plan is not None:
+        return ModelOutcome(result, plan.race)
     return ModelOutcome(result, *_race_in_child(request, log_path, prepared.device.threads))
 
 

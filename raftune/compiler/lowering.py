@@ -7,9 +7,8 @@ import torch.fx
 
 from raftune.compiler.executor import BoundKernel, Program
 from raftune.compiler.selector import Selector
-from raftune.graph.workloads import region_of, tasks_of
+from raftune.graph.workloads import region_of
 from raftune.memory import keep_pages
-from raftune.workload import Workload
 
 
 def lower(graph_module: torch.fx.GraphModule, selector: Selector) -> Program:
@@ -28,8 +27,3 @@ def lower(graph_module: torch.fx.GraphModule, selector: Selector) -> Program:
             kernels[node] = BoundKernel(region, kernel)
     selector.report_misses()
     return Program(graph_module, kernels)
-
-
-def choices_of(graph_module: torch.fx.GraphModule) -> list[Workload]:
-    """The workloads that lowering the graph asks the selector for."""
-    return [task.workload for task in tasks_of(graph_module)]

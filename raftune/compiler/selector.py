@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -50,6 +50,24 @@ class Choice:
         return registry.build(self.workload, self.candidate)
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedChoice:
+    """A choice without its workload, as a plan keeps it; the fields are those of :class:`Choice`."""
+
+    candidate: Candidate
+    time_us: float | None
+    provenance: Provenance
+    confidence: float | None = None
+
+    @staticmethod
+    def of(choice: Choice) -> PlannedChoice:
+        return PlannedChoice(choice.candidate, choice.time_us, choice.provenance, choice.confidence)
+
+    def choice(self, workload: Workload) -> Choice:
+        is_default = self.candidate == registry.default_candidate(workload)
+        return Choice(workload, self.candidate, self.time_us, self.provenance, is_default, self.confidence)
+
+
 @dataclass(slots=True)
 class Counts:
     """What a selector was asked: log hits, misses answered by the cost model or the default, winners that did not build."""
@@ -83,6 +101,7 @@ class Selector:
         self._model = CostModel.load_beside(self.log.path) if self.log is not None else None
         self._choices: dict[tuple[str, tuple[str, ...]], Choice] = {}
         self._reported = False
+        self._followed: dict[str, PlannedChoice] = {}
 
     def choose(self, workload: Workload) -> Choice:
         """The choice for one workload; equal workloads get the same choice for the life of the selector."""
@@ -91,6 +110,17 @@ class Selector:
         if choice is None:
             choice = self._choices[key] = self._choose(workload)
         return choice
+
+    def follow(self, choices: Mapping[str, PlannedChoice]) -> None:
+        """Repeat these choices, by workload digest, instead of asking the log, where they can be built here."""
+        self._followed = dict(choices)
+        self._choices.clear()
+        self.counts = Counts()
+
+    def usable(self, workload: Workload, candidate: Candidate) -> bool:
+        """Whether a recorded candidate can still be built here: dialect enabled, same version, specs supported."""
+        dialect = next((d for d in registry.enabled() if d.name == candidate.dialect), None)
+        return dialect is not None and dialect.version() == candidate.version and dialect.supports(workload)
 
     def build(self, workload: Workload) -> tuple[Choice, Kernel]:
         """Choose and build; a winner that no longer builds is a warned miss, and the default is built instead."""
@@ -130,25 +160,30 @@ class Selector:
         )
 
     def _choose(self, workload: Workload) -> Choice:
+        followed = self._followed.get(workload.digest)
+        if followed is not None and self.usable(workload, followed.candidate):
+            return self._counted(followed.choice(workload))
         found = self._measured(workload)
         if found is None and self._on_miss is not None and self.log is not None:
             self._on_miss(workload)
             found = self._measured(workload)
-        if found is not None:
+        return self._counted(found or self._predicted(workload) or self._default(workload))
+
+    def _counted(self, choice: Choice) -> Choice:
+        if choice.provenance == "measured":
             self.counts.hits += 1
-            return found
-        self.counts.missed_ops.append(workload.op)
-        predicted = self._predicted(workload)
-        if predicted is not None:
+            return choice
+        self.counts.missed_ops.append(choice.workload.op)
+        if choice.provenance == "predicted":
             self.counts.predicted += 1
-            return predicted
-        self.counts.misses += 1
-        return self._default(workload)
+        else:
+            self.counts.misses += 1
+        return choice
 
     def _measured(self, workload: Workload) -> Choice | None:
         if self.log is None:
             return None
-        winner = self.log.winner(workload, self.device, accept=lambda c: _usable(workload, c))
+        winner = self.log.winner(workload, self.device, accept=lambda c: self.usable(workload, c))
         if winner is None:
             return None
         return Choice(workload, winner.candidate, winner.time_us, "measured", winner.is_default)
@@ -164,9 +199,3 @@ class Selector:
 
     def _default(self, workload: Workload) -> Choice:
         return Choice(workload, registry.default_candidate(workload), None, "default", is_default=True)
-
-
-def _usable(workload: Workload, candidate: Candidate) -> bool:
-    """Whether a recorded candidate can still be built here: dialect enabled, same version, specs supported."""
-    dialect = next((d for d in registry.enabled() if d.name == candidate.dialect), None)
-    return dialect is not None and dialect.version() == candidate.version and dialect.supports(workload)

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import torch
 
 from raftune.compiler.eager import EagerStep, kept_state
-from raftune.compiler.lowering import choices_of, lower
+from raftune.compiler.lowering import lower
+from raftune.compiler.plan import Plan, plan_key, recommended_plan
 from raftune.compiler.selector import Selector
 from raftune.device import Device
 from raftune.graph import StepMismatch, StepResult, TrainingGraph, capture
 from raftune.log import LogError, TuningLog
 from raftune.measure.race import RaceResult, race
-from raftune.workload import canonical_json, digest_text
 
 logger = logging.getLogger("raftune")
 
@@ -71,47 +71,39 @@ def compile_step(
     """Compile one step for batches like ``inputs`` from a tuning log, and keep it only if it beats eager.
 
     ``inputs``, ``loss``, ``optimizer`` and ``mode`` are those of :func:`raftune.graph.capture`. The compiled and the eager
-    step are raced, interleaved, and the faster one is used; the result is remembered in the log for this plan and device.
+    step are raced, interleaved, and the faster one is used; plan and result are remembered in the log for this step and device,
+    and repeated from there until the log's winners promise to save another 2% of the step.
     The race leaves model, optimizer and random state as they were. Raises :class:`~raftune.graph.CaptureError` and
     :class:`~raftune.log.LogError`.
     """
     graph = capture(model, inputs, loss, optimizer, mode=mode).reinplaced()
-    step = CompiledStep(graph, Selector(log))
-    if race:
+    selector = Selector(log)
+    plan = recommended_plan(graph, selector) if race else None
+    if plan is not None:
+        selector.follow(plan.choices)
+    step = CompiledStep(graph, selector)
+    if plan is not None:
+        _use(step, plan.race)
+    elif race:
         _settle(step, inputs)
     return step
 
 
-def race_key(graph: TrainingGraph, selector: Selector) -> str:
-    """Identity of a race: the graph, and what was chosen for each of its workloads."""
-    chosen = sorted((w.digest, selector.choose(w).candidate.digest) for w in choices_of(graph.graph_module))
-    return digest_text(canonical_json([graph.digest, torch.__version__, chosen]))
-
-
-def stored_race(key: str, log: TuningLog, device: Device) -> RaceResult | None:
-    """The race that the log holds for this key and device, if it holds a readable one."""
-    found = log.race(key, device)
-    try:
-        return None if found is None else RaceResult.from_json(found)
-    except (KeyError, TypeError, ValueError):
-        logger.warning("raftune: the race stored in %s is unreadable, racing again", log.path)
-        return None
-
-
 def _settle(step: CompiledStep, inputs: Any) -> None:
-    """Decide between eager and the plan: from the log if the same plan was raced on this device, else by racing now."""
-    selector = step.selector
-    key = race_key(step.graph, selector)
-    known = None if selector.log is None else stored_race(key, selector.log, selector.device)
-    if known is None:
-        known = _race_now(step, inputs)
-        if known is not None and selector.log is not None:
-            _remember(selector.log.path, key, selector.device, known)
-    if known is None:
+    """Decide between eager and the plan by racing them, and let the log remember."""
+    result = _race_now(step, inputs)
+    if result is None:
         step.uses = "eager"
         return
-    step.race = known
-    step.uses = "raftune" if known.winner == "raftune" else "eager"
+    selector = step.selector
+    if selector.log is not None:
+        _remember(selector.log.path, plan_key(step.graph), selector.device, Plan.of(step.graph, selector, result))
+    _use(step, result)
+
+
+def _use(step: CompiledStep, result: RaceResult) -> None:
+    step.race = result
+    step.uses = "raftune" if result.winner == "raftune" else "eager"
 
 
 def _race_now(step: CompiledStep, inputs: Any) -> RaceResult | None:
@@ -130,10 +122,10 @@ def _race_now(step: CompiledStep, inputs: Any) -> RaceResult | None:
         return race(lambda: step.eager(inputs), lambda: step.run_compiled(inputs))
 
 
-def _remember(path: Path, key: str, device: Device, result: RaceResult) -> None:
+def _remember(path: Path, key: str, device: Device, plan: Plan) -> None:
     try:
         with TuningLog(path) as log:
-            log.record_race(key, device, result.to_json())
+            log.record_race(key, device, plan.to_json())
     except LogError as error:
         # A log on read-only media still serves; the next process races again.
         logger.info("raftune: the race was not recorded: %s", error)

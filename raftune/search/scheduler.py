@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from raftune.search.costs import SAMPLING_S, Costs
 from raftune.search.sampling import Sampler
 from raftune.search.state import TaskState
-from raftune.search.strategies import PROMISING, Strategy
+from raftune.search.strategies import Strategy
 from raftune.workload import Candidate
 
 # A noisy measurement is repeated later: it counts for this much of a fresh one.
@@ -35,11 +35,6 @@ class Arm:
     def value(self) -> float:
         """Expected microseconds of the step saved for each second spent."""
         return self.task.weight * (self.task.default_us or 0.0) * self.gain / self.cost_s
-
-    @property
-    def promising(self) -> bool:
-        """Whether the task's rematch waits for this."""
-        return self.gain >= PROMISING
 
 
 class Scheduler:

@@ -13,6 +13,9 @@ _REMATCH_GROUP = 3
 _REMATCH_REACH = 1.1
 _REMATCH_LIMIT = 9
 
+# What a candidate may save, as a share, that was only unlucky in being slower than the default.
+_FAINT_HOPE = 0.002
+
 # A measurement or rematch that found the machine too noisy is repeated once.
 _ATTEMPTS = 2
 
@@ -109,8 +112,12 @@ class TaskState:
         return bar
 
     def saving_us(self) -> float:
-        """Weighted time that the fastest candidates not yet out of the race would save in one step."""
-        return self.weight * (self.default_us or 0.0) * (1 - self.best_ratio())
+        """Weighted time that the fastest of those waiting for a rematch would save in one step; never quite nothing."""
+        times = [outcome.time_us or 0.0 for _, outcome in (self.results[c.digest] for c in self.to_rematch())]
+        default_us = self.default_us
+        if not times or default_us is None:
+            return 0.0
+        return self.weight * max(default_us - min(times), _FAINT_HOPE * default_us)
 
     def to_rematch(self) -> list[Candidate]:
         """The fastest few that may beat the default and were not compared with it yet, fastest first."""

@@ -88,6 +88,9 @@ _PRIOR_WEIGHT = 2.0
 # dialect can do there shows early, and its configs hope more together than they bring. No prediction is surer than the floor.
 _FIRST_LOOK = 0.4
 _TIRED = 3.0
+# What a dialect's later candidates brought over what they promised, with all tasks of one operator, scales what is promised
+# next; promises that add up to this much (in shares of a default's time) are needed before it counts.
+_CREDIT = 0.2
 _FLOOR_STD = 0.05
 # Results that the cost model needs before it is asked, and the share of new ones that makes it worth training again.
 _MODEL_ROWS = 32
@@ -112,11 +115,19 @@ class ModelGuided:
         self._predicted: dict[tuple[str, str], Belief] = {}
         self._record: dict[tuple[str, ...], list[float]] = defaultdict(list)
         self._tried: dict[str, list[bool]] = defaultdict(list)
+        self._promised: dict[tuple[str, str], tuple[float, float]] = {}
+        self._kept: dict[tuple[str, str], list[float]] = defaultdict(lambda: [_CREDIT, _CREDIT])
 
     def learn(self, task: TaskState, candidate: Candidate, outcome: Outcome) -> None:
         self._new += 1
-        self._age += not self._ready
+        self._age += 1
         self._tried[candidate.dialect].append(outcome.status is Status.OK)
+        if promise := self._promised.pop((task.workload.digest, candidate.digest), None):
+            gain, bar = promise
+            kept = self._kept[candidate.dialect, task.workload.op]
+            kept[0] += gain
+            if outcome.time_us and task.default_us:
+                kept[1] += max(bar - outcome.time_us / task.default_us, 0.0)
         if outcome.time_us and task.default_us and candidate != task.default:
             ratio = math.log(outcome.time_us / task.default_us)
             self._record[candidate.dialect,].append(ratio)
@@ -129,7 +140,12 @@ class ModelGuided:
         for candidate, belief in zip(pool, self._beliefs(task, pool), strict=True):
             count = tried[candidate.dialect]
             gain = belief.ok * expected_gain(belief, bar)
-            gains.append(gain / (1 + count / _TIRED) if count else max(gain, belief.ok * _FIRST_LOOK * bar))
+            if count:
+                self._promised[task.workload.digest, candidate.digest] = (gain, bar)
+                promised, kept = self._kept[candidate.dialect, task.workload.op]
+                gains.append(gain * min(1.0, kept / promised) / (1 + count / _TIRED))
+            else:
+                gains.append(max(gain, belief.ok * _FIRST_LOOK * bar))
         return gains
 
     def refresh(self) -> int:

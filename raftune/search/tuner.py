@@ -197,7 +197,7 @@ class _Search:
                 self._measure(state, state.default)
 
     def _step(self) -> bool:
-        """Do the most useful thing that still fits; ``False`` if there is none.
+        """Do the most useful thing that still fits, by what it may save for the time it takes; ``False`` if there is none.
 
         Time for the rematches that are due is held back: what was found but not compared with the default is worth nothing.
         """
@@ -205,13 +205,13 @@ class _Search:
         reserve = self._reserve(pending)
         room = self._meter.room(reserve) if self._may_measure() else -1.0
         affordable = [arm for arm in self._scheduler.arms() if arm.cost_s <= room] if room >= 0 else []
-        if not affordable:
+        best = max(affordable, key=lambda arm: arm.value, default=None)
+        if best is None:
             return bool(pending) and self._rematch(pending[0])
-        busy = {id(arm.task) for arm in affordable if arm.promising}
         for state in pending:
-            if id(state) not in busy:
+            if state.saving_us() >= best.value * self._costs.rematch(state, self._affordable(state)):
                 return self._rematch(state)
-        self._try(max(affordable, key=lambda arm: arm.value), reserve)
+        self._try(best, reserve)
         return True
 
     def _reserve(self, pending: Sequence[TaskState]) -> float:

@@ -89,12 +89,47 @@ def test_samples_are_right_and_the_same_for_the_same_seed(op: Any, args: tuple[A
     ],
 )
 def test_parallel_schedules_are_right(op: Any, args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+    monkeypatch.setattr("raftune.dialects.tvm.target.thread_count", lambda: 2)
     monkeypatch.setattr("raftune.dialects.tvm.dialect._PARALLEL_WORK", 1)
     workload = workload_from_call(op, args, {})
     inputs = [a for a in args if isinstance(a, torch.Tensor)]
-    for config in DIALECT.candidates(workload)[:3]:
-        torch.testing.assert_close(DIALECT.build(workload, config)(*inputs), op(*args), rtol=1e-5, atol=1e-5)
+    threads = torch.get_num_threads()
+    try:
+        for config in DIALECT.candidates(workload)[:3]:
+            kernel = DIALECT.build(workload, config)
+            for torch_threads in (2, 1, 3):
+                torch.set_num_threads(torch_threads)
+                torch.testing.assert_close(kernel(*inputs), op(*args), rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_parallel_loops_run_on_pytorchs_threads() -> None:
+    code = """
+import os, torch
+from raftune.dialects.tvm import TvmDialect
+from raftune.dialects.tvm.team import has_team
+from raftune.graph.workloads import workload_from_call
+torch.set_num_threads(3)
+x = torch.randn(512, 1024)
+gelu = workload_from_call(torch.ops.aten.gelu.default, (x,), {})
+kernel = TvmDialect().build(gelu, {"schedule": "default"})
+(x + 1.0).sum()
+def ran():  # threads that used processor time
+    ticks = {}
+    for thread in os.listdir("/proc/self/task"):
+        fields = open(f"/proc/self/task/{thread}/stat").read().rpartition(")")[2].split()
+        ticks[thread] = int(fields[11]) + int(fields[12])
+    return ticks
+before = ran()
+for _ in range(300):
+    kernel(x)
+after = ran()
+assert has_team() and set(after) == set(before), (before, after)
+assert sum(after[t] > before[t] for t in after) == 3, (before, after)
+torch.testing.assert_close(kernel(x), torch.nn.functional.gelu(x), rtol=1e-5, atol=1e-5)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_another_seed_draws_other_schedules() -> None:

@@ -55,6 +55,34 @@ def test_a_dialect_that_keeps_losing_promises_less_than_one_that_wins() -> None:
     assert good > 2 * bad > 0
 
 
+@pytest.mark.parametrize(("ratio", "scale"), [(1.0, 0.5), (0.8, 1.0)])
+def test_promises_that_were_not_kept_with_one_task_count_for_the_next(ratio: float, scale: float) -> None:
+    class Hopeful:
+        def fit(self, rows: object) -> None: ...
+
+        def predict(self, workload: object, candidates: Sequence[Candidate]) -> list[Prediction]:
+            return [Prediction(log_ratio=-0.1, std=0.1, ok=1.0) for _ in candidates]
+
+    def gain_after(trials: int) -> float:
+        strategy = ModelGuided(Hopeful(), lambda: [None] * 40)  # type: ignore[list-item]
+        strategy.refresh()
+        tiles = [Candidate("alpha", "1.0", {"tile": i}) for i in range(8)]
+        for size in range(1, 1 + trials):
+            task = state(size, tiles)
+            task.add(tiles[0], Outcome(Status.OK, 100.0))
+            strategy.gains(task, tiles[1:])
+            task.add(tiles[1], Outcome(Status.OK, 100.0 * ratio))
+            strategy.learn(task, tiles[1], task.results[tiles[1].digest][1])
+        task = state(99, tiles)
+        task.add(tiles[0], Outcome(Status.OK, 100.0))
+        return strategy.gains(task, tiles[2:3])[0]
+
+    if scale == 1.0:
+        assert gain_after(6) == pytest.approx(gain_after(0))
+    else:
+        assert gain_after(6) < scale * gain_after(0)
+
+
 def test_random_order_depends_on_the_seed_only() -> None:
     pool = [Candidate("alpha", "1.0", {"tile": i}) for i in range(20)]
     task = state(1, pool)

@@ -253,7 +253,7 @@ def test_trials_go_where_weight_times_time_is_highest(world: World) -> None:
     # The heaviest first; a first look at the next one comes before the last configs of the first.
     assert order[0] == 2
     assert order[:6].count(2) == 4
-    assert order[:6].count(3) == 2
+    assert order.index(3) < 4
 
 
 def test_a_task_already_improved_yields_to_one_that_is_not(world: World) -> None:

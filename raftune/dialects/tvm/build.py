@@ -13,11 +13,13 @@ from raftune.dialects.torch_ops import dtype_of
 from raftune.dialects.tvm.layout import DenseView
 from raftune.dialects.tvm.lowering.lower import Lowered
 from raftune.dialects.tvm.target import HostTarget
+from raftune.dialects.tvm.team import join_team
 from raftune.workload import TensorSpec, Workload
 
 
 def compile_module(module: Any, target: HostTarget) -> Callable[..., None]:
     """Machine code of the module's only function; raises :class:`BuildError` with LLVM's or TVM's message."""
+    join_team(target.target)
     try:
         return tvm.compile(module, target=target.target)["main"]  # type: ignore[no-any-return]
     except Exception as error:  # TVM raises whatever its passes met: here it becomes a failed candidate

@@ -15,6 +15,7 @@ from raftune.dialects.tvm.lowering import registry
 from raftune.dialects.tvm.schedule.config import MatmulTiling, default_tiling, tilings
 from raftune.dialects.tvm.schedule.traces import check_trace, trace_features
 from raftune.dialects.tvm.target import vector_bytes
+from raftune.dialects.tvm.team import has_team
 from raftune.workload import Config, In, Operator, Workload
 
 _DTYPES = frozenset({"float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"})
@@ -66,7 +67,9 @@ class TvmDialect(Dialect):
         configs: list[Config] = [{"schedule": "default"}]
         if (size := product_size(workload)) is not None:
             m, n, itemsize = size
-            configs += [t.to_config() for t in tilings(m, n, vector_bytes() // itemsize, itemsize)]
+            rows = _has_rows(workload)
+            # Without a packed panel, vectors of a transposed operand would be gathered an element at a time.
+            configs += [t.to_config() for t in tilings(m, n, vector_bytes() // itemsize, itemsize) if t.pack or rows]
         return configs
 
     def sample(self, workload: Workload, count: int, seed: int) -> Sequence[Config]:
@@ -141,6 +144,12 @@ def product_size(workload: Workload) -> tuple[int, int, int] | None:
     return spec.shape[-2], workload.inputs[right.index].shape[-1], _ITEMSIZE[spec.dtype]
 
 
+def _has_rows(workload: Workload) -> bool:
+    """Whether the rows of the right operand of a product are contiguous."""
+    right = workload.operators[0].args[_PRODUCTS[workload.op] + 1]
+    return isinstance(right, In) and workload.inputs[right.index].stride[-1] == 1
+
+
 def _work(workload: Workload) -> int:
     """Elements touched, or multiplications of a product over the vector width: about what one thread does in as many steps."""
     elements = sum(spec.numel for spec in (*workload.inputs, *workload.results))
@@ -154,8 +163,10 @@ def _work(workload: Workload) -> int:
 
 @cache
 def _version() -> str:
+    # Kernels on TVM's own threads and kernels on PyTorch's are not equally fast: their records are kept apart.
+    threads = "+openmp" if has_team() else ""
     try:
-        return f"{distribution_version('apache-tvm')}+ffi{distribution_version('apache-tvm-ffi')}"
+        return f"{distribution_version('apache-tvm')}+ffi{distribution_version('apache-tvm-ffi')}{threads}"
     except PackageNotFoundError:
         return "absent"
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from raftune.device import current_device
+from raftune.dialects.tvm.team import has_team
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ def host_target() -> HostTarget:
 
 
 def thread_count() -> int:
-    """Threads of TVM's pool: ``TVM_NUM_THREADS``, which fixes its size, else as many as PyTorch uses."""
-    text = os.environ.get("TVM_NUM_THREADS", "")
+    """PyTorch's threads, on which the kernels run; without those the size of TVM's pool, which ``TVM_NUM_THREADS`` fixes."""
+    text = "" if has_team() else os.environ.get("TVM_NUM_THREADS", "")
     if text.isdigit() and int(text) > 0:
         return int(text)
     import torch
