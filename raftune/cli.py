@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
+from raftune.lifetime import exit_on_terminate
+
 DEFAULT_LOG = "raftune.sqlite"
+_INTERRUPTED = 130  # as shells report SIGINT
 
 
 class UserError(click.ClickException):
@@ -37,10 +43,28 @@ def _user_errors() -> Iterator[None]:
         raise UserError(" ".join(str(error).split())) from error
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Output that cannot be written is one line as well: a full disk, or a character that the terminal's encoding lacks."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG) or error.filename is not None:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter says it again when it flushes at the end
+            click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="raftune")
 def main() -> None:
     """Measure, learn and remember the fastest kernel dialect for every operator of a training graph."""
+    exit_on_terminate()
 
 
 @main.group()
@@ -86,7 +110,7 @@ def tune_model_command(
     """
     with _user_errors():
         from raftune import display
-        from raftune.search import Budget
+        from raftune.search import Budget, Stop
         from raftune.tuning import ModelRequest, dry_run_counts, prepare, tune_model
 
         limit = Budget.parse(budget, trials)
@@ -110,6 +134,9 @@ def tune_model_command(
         if outcome.race_failure:
             click.echo(f"warning: {outcome.race_failure}", err=True)
         click.echo(f"log: {log_path}", err=True)
+        if outcome.result.stopped is Stop.INTERRUPTED:
+            click.echo("interrupted: the step was not raced; run the same command again to go on", err=True)
+            sys.exit(_INTERRUPTED)
 
 
 @main.command()

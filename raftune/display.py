@@ -95,7 +95,8 @@ def print_result(result: TuneResult, race: RaceResult | None) -> None:
     table.add_column("speed-up", justify="right")
     for task in sorted(result.tasks, key=lambda t: -(t.weight * (t.default_us or 0.0))):
         gain = task.default_us / task.best_us if task.default_us and task.best_us else None
-        table.add_row(
+        _add_row(
+            table,
             short_op(task.workload),
             short_shapes(task.workload),
             str(task.weight),
@@ -129,7 +130,7 @@ def print_tasks(rows: Sequence[tuple[Workload, int, dict[str, int]]]) -> None:
     for name in dialects:
         table.add_column(name, justify="right")
     for workload, weight, counts in rows:
-        table.add_row(short_op(workload), short_shapes(workload), str(weight), *(str(counts.get(n, 0)) for n in dialects))
+        _add_row(table, short_op(workload), short_shapes(workload), str(weight), *(str(counts.get(n, 0)) for n in dialects))
     console = _stdout()
     console.print(table, soft_wrap=True)
     total = sum(sum(counts.values()) for _, _, counts in rows)
@@ -166,7 +167,8 @@ def print_winners(rows: Sequence[LoggedWinner]) -> None:
         here = [row for row in rows if row.device == device]
         for row in sorted(here, key=lambda r: r.winner.ratio):
             won = row.winner
-            table.add_row(
+            _add_row(
+                table,
                 short_op(row.workload),
                 short_shapes(row.workload),
                 short_config(won.candidate),
@@ -186,13 +188,20 @@ def print_dialects(rows: Sequence[DialectInfo]) -> None:
     for heading in ("dialect", "version", "available", "reason"):
         table.add_column(heading)
     for row in rows:
-        table.add_row(row.name, row.version, "yes" if row.available else "no", row.reason)
+        _add_row(table, row.name, row.version, "yes" if row.available else "no", row.reason)
     _stdout().print(table, soft_wrap=True)
 
 
+def _add_row(table: Table, *cells: str) -> None:
+    """Without what a terminal would obey."""
+    table.add_row(*("".join(c if c.isprintable() else "?" for c in cell) for cell in cells))
+
+
 def _stdout() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_PIPED_WIDTH)
+    """What is printed comes from logs and models: it is text, never markup."""
+    plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+    console = Console(**plain)
+    return console if console.is_terminal else Console(width=_PIPED_WIDTH, **plain)
 
 
 def _number(value: float | None) -> str:

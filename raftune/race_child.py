@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from raftune.compiler.step import compile_step
 from raftune.dialects import registry
+from raftune.lifetime import die_with
 from raftune.targets import load_target, with_optimizer
 
 
 def main(task: dict[str, Any]) -> int:
-    """Race ``task["target"]`` from ``task["log"]``; the log keeps the result, ``task["answer"]`` receives it as JSON."""
+    """Race ``task["target"]`` from ``task["log"]``, which keeps the result; the descriptor ``task["answer"]`` gets it too."""
+    die_with(task["parent"])
     torch.set_num_threads(task["threads"])
     torch.manual_seed(task["seed"])
     target = with_optimizer(load_target(task["target"]), task["optimizer"])
@@ -26,7 +28,8 @@ def main(task: dict[str, Any]) -> int:
     if step.race is None:
         print("the plan computes another loss than eager", file=sys.stderr)
         return 1
-    Path(task["answer"]).write_text(json.dumps(step.race.to_json()), encoding="utf-8")
+    with os.fdopen(task["answer"], "w", encoding="utf-8") as answer:
+        answer.write(json.dumps(step.race.to_json()) + "\n")
     return 0
 
 

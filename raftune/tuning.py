@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from raftune.measure import Measurer
 from raftune.measure.race import RaceResult
 from raftune.measurement import Policy
 from raftune.models import Target
-from raftune.search import Budget, Progress, TuneResult, tune
+from raftune.search import Budget, Progress, Stop, TuneResult, tune
 from raftune.targets import TargetError, load_target, with_optimizer
 from raftune.workload import Workload
 
@@ -128,7 +127,8 @@ def tune_model(
 ) -> ModelOutcome:
     """Search within ``budget``, then race the whole step in a fresh process, and record everything in the log.
 
-    A plan that the log recommends is not raced again. Raises :class:`~raftune.log.LogError`.
+    A plan that the log recommends is not raced again, and after an interrupted search nothing is raced. Raises
+    :class:`~raftune.log.LogError`.
     """
     policy = policy or Policy()
     request = prepared.request
@@ -145,6 +145,8 @@ def tune_model(
                 measurer=measurer,
                 progress=progress,
             )
+        if result.stopped is Stop.INTERRUPTED:
+            return ModelOutcome(result, None)
         with registry.with_dialects(request.dialects or tuple(registry.installed())):
             plan = recommended_plan(prepared.graph, Selector(log, device=prepared.device))
     if plan is not None:
@@ -161,25 +163,35 @@ def _run_compiled(target: Target, mode: Mode, backend: Callable[..., Any]) -> No
 
 def _race_in_child(request: ModelRequest, log_path: Path, threads: int) -> tuple[RaceResult | None, str]:
     """Race in a process of its own: threads pinned as in measuring, and a kernel that crashes there takes nothing along."""
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "race.json"
-        task: dict[str, Any] = {
-            "target": request.target,
-            "mode": request.mode,
-            "optimizer": request.optimizer,
-            "seed": request.seed,
-        }
-        task |= {"threads": threads, "dialects": request.dialects, "log": str(log_path), "answer": str(answer)}
-        child = subprocess.run(
-            [sys.executable, "-m", "raftune.race_child", json.dumps(task)],
-            env=os.environ | thread_environment(threads, pinned=True),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=_RACE_TIMEOUT,
-            check=False,
-        )
-        if child.returncode != 0 or not answer.exists():
+    read_end, write_end = os.pipe()
+    task: dict[str, Any] = {
+        "target": request.target,
+        "mode": request.mode,
+        "optimizer": request.optimizer,
+        "seed": request.seed,
+        "threads": threads,
+        "dialects": request.dialects,
+        "log": str(log_path),
+        "answer": write_end,
+        "parent": os.getpid(),
+    }
+    with os.fdopen(read_end, encoding="utf-8") as answer:
+        try:
+            child = subprocess.run(
+                [sys.executable, "-m", "raftune.race_child", json.dumps(task)],
+                env=os.environ | thread_environment(threads, pinned=True),
+                pass_fds=[write_end],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=_RACE_TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"the step could not be raced within {_RACE_TIMEOUT:.0f} s, so the plan is not recommended"
+        finally:
+            os.close(write_end)
+        if child.returncode != 0:
             tail = " ".join(child.stderr.split()[-40:])
             return None, f"the step could not be raced, so the plan is not recommended (exit {child.returncode}): {tail}"
-        return RaceResult.from_json(json.loads(answer.read_text())), ""
+        return RaceResult.from_json(json.loads(answer.readline())), ""

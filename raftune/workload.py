@@ -152,7 +152,7 @@ class Workload:
                 results=tuple(_spec_from_json(s) for s in value["results"]),
                 mutates=tuple(int(i) for i in value["mutates"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidRecord(f"not a workload: {error!r}") from error
 
 

@@ -1,11 +1,21 @@
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 import textwrap
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from raftune.cli import main
+from raftune.device import Device
+from raftune.graph import workload_from_call
+from raftune.log import TuningLog
+from raftune.measurement import Outcome, Policy, Status
+from raftune.search import Stop, TuneResult
+from raftune.workload import Candidate
 
 TINY = """
     import torch
@@ -106,6 +116,65 @@ def test_tuning_measures_once_and_answers_from_the_log_afterwards(run, tmp_path)
 )
 def test_a_mistake_is_one_clear_line_and_exit_status_2(run, arguments, message):
     assert message in one_line_error(run(*arguments))
+
+
+@pytest.fixture
+def odd_log(tmp_path):
+    """A log whose winner's config holds markup, terminal commands and characters beyond ASCII."""
+    workload = workload_from_call(torch.ops.aten.relu.default, (torch.randn(4),))
+    device, policy = Device("cpu", "a [/b] model", 1, ("avx2",), 1), Policy()
+    odd = Candidate("[/bold]", "1", {"formulation": "[/b]\x1b[31m ünï"})
+    path = tmp_path / "odd.sqlite"
+    with TuningLog(path) as log:
+        log.record(workload, odd, device, policy, Outcome(Status.OK, 10.0, 10.0, 10.0, 9), is_default=True)
+    return path
+
+
+def test_what_a_log_holds_is_printed_as_text(run, odd_log):
+    result = run("log", "show", odd_log)
+    assert result.exit_code == 0, result.output
+    assert "[/b]?[31m" in result.stdout
+    assert "a [/b] model" in result.stdout
+
+
+@pytest.mark.parametrize("stdout", ["ascii", "full"])
+def test_output_that_cannot_be_written_as_it_is_gives_no_traceback(odd_log, stdout):
+    command = [sys.executable, "-m", "raftune.cli", "log", "show", str(odd_log)]
+    if stdout == "ascii":
+        result = subprocess.run(
+            command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0
+        assert "relu" in result.stdout
+    else:
+        with open("/dev/full", "w") as full:
+            result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert result.returncode == 1
+        assert "cannot be written" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_interrupted_search_is_not_raced_and_says_so(run, monkeypatch):
+    def interrupted(tasks, log, **options):
+        return TuneResult((), 3, 0, 0, 1.0, Stop.INTERRUPTED, "key")
+
+    def no_race(*_):
+        raise AssertionError("raced")
+
+    monkeypatch.setattr("raftune.tuning.tune", interrupted)
+    monkeypatch.setattr("raftune.tuning._race_in_child", no_race)
+    result = run("tune", "model", "tiny.py:make", "--json")
+    assert result.exit_code == 130
+    assert json.loads(result.stdout)["stopped"] == "interrupted"
+    assert "run the same command again" in result.stderr
+
+
+def test_a_race_without_end_is_a_plan_that_is_not_recommended(run, monkeypatch):
+    monkeypatch.setattr("raftune.tuning._RACE_TIMEOUT", 0.01)
+    result = run("tune", "model", "tiny.py:make", "--trials", "0", "--json", "--dialects", "aten")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["race"] is None
+    assert "could not be raced within" in result.stderr
 
 
 def test_a_file_that_is_not_a_log_is_left_as_it_was(run, tmp_path):

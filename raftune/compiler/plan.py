@@ -100,6 +100,7 @@ def _planned(value: Mapping[str, Any]) -> PlannedChoice:
         raise ValueError(f"provenance must be one of {get_args(Provenance)}, not {value['provenance']!r}")
     numbers = [None if value[name] is None else float(value[name]) for name in ("time_us", "confidence")]
     candidate = Candidate(str(value["dialect"]), str(value["version"]), value["config"])
+    canonical_json(candidate.config)  # what has no canonical form has no digest
     return PlannedChoice(candidate, numbers[0], value["provenance"], numbers[1])
 
 
@@ -107,6 +108,6 @@ def _stored(key: str, log: TuningLog, device: Device) -> Plan | None:
     found = log.race(key, device)
     try:
         return None if found is None else Plan.from_json(found)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         logger.warning("raftune: the plan stored in %s is unreadable, racing again", log.path)
         return None

@@ -75,6 +75,14 @@ def read_json(text: Any) -> Any:
         raise InvalidRecord(f"not JSON: {error}") from error
 
 
+def read_object(text: Any) -> dict[str, Any]:
+    """Parse a JSON column that holds an object; raises :class:`InvalidRecord`."""
+    value = read_json(text)
+    if not isinstance(value, dict):
+        raise InvalidRecord(f"not an object: {text!r:.80}")
+    return value
+
+
 def read_candidate(row: Mapping[str, Any], prefix: str = "") -> Candidate:
     """The candidate in the columns ``dialect``, ``version``, ``config``, ``digest`` (each with ``prefix``)."""
     config = read_json(row[f"{prefix}config"])

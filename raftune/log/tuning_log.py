@@ -27,7 +27,7 @@ from raftune.log.records import (
     bounded,
     read_candidate,
     read_device,
-    read_json,
+    read_object,
     read_outcome,
     read_rematch,
     read_winner,
@@ -232,8 +232,7 @@ class TuningLog:
         )
         if row is None:
             return None
-        result = self._understood(f"race {row['id']}", partial(read_json, row["result"]))
-        return result if isinstance(result, dict) else None
+        return self._understood(f"race {row['id']}", partial(read_object, row["result"]))
 
     def training_rows(self, device: Device | None = None) -> Iterator[TrainingRow]:
         """The latest final outcome of every candidate of every workload, of one device or of all."""
@@ -280,7 +279,7 @@ class TuningLog:
     def _understood(self, what: str, read: Callable[[], T]) -> T | None:
         try:
             return read()
-        except InvalidRecord as error:
+        except (InvalidRecord, ArithmeticError, ValueError, RecursionError) as error:
             self._skip(f"{what}: {error}")
             return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -41,8 +42,10 @@ class RaceResult:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> RaceResult:
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` if ``value`` is not a race."""
+        """Raises ``KeyError``, ``TypeError``, ``OverflowError`` or ``ValueError`` if ``value`` is not a race."""
         times = {name: float(value[name]) for name in ("eager_ms", "raftune_ms", "ratio", "ratio_high")}
+        if wrong := {name: time for name, time in times.items() if not 0.0 < time < math.inf}:
+            raise ValueError(f"times and ratios must be positive, not {wrong}")
         return RaceResult(**times, rounds=int(value["rounds"]))
 
 

@@ -6,12 +6,9 @@ Whatever a candidate raises becomes a typed reply; whatever kills the process is
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import faulthandler
-import os
 import resource
-import signal
 import socket
 import sys
 import time
@@ -26,6 +23,7 @@ import torch
 
 from raftune.dialects import registry
 from raftune.dialects.base import Kernel
+from raftune.lifetime import die_with
 from raftune.measure.check import Checker, Verdict
 from raftune.measure.failures import describe, status_of
 from raftune.measure.guard import ContentionGuard
@@ -40,7 +38,6 @@ _KEPT_KERNELS = 256
 # References may be large, and the search goes to and fro between a few tasks.
 _KEPT_CHECKERS = 4
 _DISTURBED = "timed while something else used the processor"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(slots=True)
@@ -223,7 +220,7 @@ class Worker:
 def main(arguments: list[str]) -> None:
     """Entry point of the process; see the module's description."""
     descriptor, parent, threads, memory_mb = map(int, arguments)
-    _die_with(parent)
+    die_with(parent)
     faulthandler.enable()
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
@@ -234,15 +231,6 @@ def main(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     with torch.no_grad():
         Worker(Channel(connection)).serve()
-
-
-def _die_with(parent: int) -> None:
-    """Be killed when the parent dies, however it dies: also while a kernel runs and nothing reads the connection."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        sys.exit("the parent process is gone")
 
 
 def _data_bytes() -> int:

@@ -1,6 +1,7 @@
 """When the plan that the log holds is followed, and when a step is raced again."""
 
 import json
+import math
 import sqlite3
 
 import pytest
@@ -114,6 +115,12 @@ def test_without_a_race_the_logs_winners_are_used(bench):
         lambda plan: plan | {"choices": {k: v | {"config": "__import__('os')"} for k, v in plan["choices"].items()}},
         lambda plan: plan | {"choices": {k: v | {"provenance": "rumour"} for k, v in plan["choices"].items()}},
         lambda plan: plan | {"choices": {k: v | {"time_us": "soon"} for k, v in plan["choices"].items()}},
+        lambda plan: plan | {"choices": {k: v | {"time_us": 10**400} for k, v in plan["choices"].items()}},
+        lambda plan: plan | {"choices": {k: v | {"config": {"tile": math.nan}} for k, v in plan["choices"].items()}},
+        lambda plan: plan | {"rounds": math.inf},
+        lambda plan: plan | {"eager_ms": 10**400},
+        lambda plan: plan | {"ratio": -1.0},
+        lambda plan: plan | {"eager_ms": math.nan},
         lambda plan: {k: v for k, v in plan.items() if k != "ratio"},
         lambda plan: {k: v for k, v in plan.items() if k != "choices"},
         lambda plan: [plan],

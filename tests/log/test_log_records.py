@@ -219,6 +219,7 @@ def test_messages_are_bounded_and_any_text_is_storable(log):
         f"UPDATE candidate SET config = '{'[' * 100_000}' WHERE dialect = 'fast'",
         "UPDATE measurement SET status = 'splendid' WHERE candidate_id IN (SELECT id FROM candidate WHERE dialect = 'fast')",
         "UPDATE measurement SET time_us = 'soon' WHERE candidate_id IN (SELECT id FROM candidate WHERE dialect = 'fast')",
+        "UPDATE measurement SET repeats = 9e999 WHERE candidate_id IN (SELECT id FROM candidate WHERE dialect = 'fast')",
         "UPDATE measurement SET time_us = -1 WHERE candidate_id IN (SELECT id FROM candidate WHERE dialect = 'fast')",
     ],
 )
@@ -235,7 +236,11 @@ def test_an_unreadable_row_is_a_warned_miss(log, path, damage):
 
 @pytest.mark.parametrize(
     "damage",
-    ["UPDATE candidate SET config = '{}' WHERE dialect = 'fast'", "UPDATE rematch SET time_us = 'soon'"],
+    [
+        "UPDATE candidate SET config = '{}' WHERE dialect = 'fast'",
+        "UPDATE rematch SET time_us = 'soon'",
+        "UPDATE rematch SET time_us = 9e999",
+    ],
 )
 def test_an_unreadable_winner_falls_back_to_the_default(log, path, damage):
     log.record(matmul(), DEFAULT, DEVICE, POLICY, ok(100.0), is_default=True)
@@ -247,7 +252,15 @@ def test_an_unreadable_winner_falls_back_to_the_default(log, path, damage):
         assert log.winner(matmul(), DEVICE).candidate == DEFAULT
 
 
-@pytest.mark.parametrize("damage", ["UPDATE workload SET spec = '{}'", "UPDATE device SET spec = '{\"kind\":1}'"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE workload SET spec = '{}'",
+        """UPDATE workload SET spec = replace(spec, '"mutates":[]', '"mutates":[1e999]')""",
+        "UPDATE device SET spec = '{\"kind\":1}'",
+        """UPDATE device SET spec = replace(spec, '"cores":', '"cores":1e999,"was":')""",
+    ],
+)
 def test_an_unreadable_workload_or_device_is_skipped(log, path, damage):
     log.record(matmul(), DEFAULT, DEVICE, POLICY, ok(100.0), is_default=True)
     with sqlite3.connect(path) as other:
@@ -256,6 +269,24 @@ def test_an_unreadable_workload_or_device_is_skipped(log, path, damage):
         assert list(log.winners()) == []
     with pytest.warns(LogWarning):
         assert list(log.training_rows()) == []
+
+
+def test_rounds_without_end_are_a_skipped_rematch(log, path):
+    log.record(matmul(), DEFAULT, DEVICE, POLICY, ok(100.0), is_default=True)
+    log.record_rematch(matmul(), FAST, DEFAULT, DEVICE, POLICY, against(0.5, 0.6))
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE rematch SET rounds = 9e999")
+    with pytest.warns(LogWarning, match="skipped rematch"):
+        assert log.rematches(matmul(), DEVICE, POLICY) == {}
+
+
+@pytest.mark.parametrize("result", ["3", "[]", "{", "[" * 100_000])
+def test_a_race_that_is_no_object_is_skipped_with_a_warning(log, path, result):
+    log.record_race("gpt", DEVICE, {})
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE race SET result = ?", (result,))
+    with pytest.warns(LogWarning, match="skipped race"):
+        assert log.race("gpt", DEVICE) is None
 
 
 def test_threads_may_share_a_log(log):
