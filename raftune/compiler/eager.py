@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from raftune.graph import StepResult
+from raftune.graph.members import Snapshot
 from raftune.graph.structure import Loss, find_loss, plain, split_batch
 
 
@@ -37,15 +37,24 @@ class EagerStep:
 
 
 @contextmanager
-def kept_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[Callable[[], None]]:
-    """Yields a function that restores parameters, buffers, gradients, optimizer and random state; called at the end too."""
-    tensors = [*model.parameters(), *model.buffers()]
+def kept_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, loss: Loss | None = None
+) -> Iterator[Callable[[], None]]:
+    """Yields a function that restores modules, gradients, optimizer and random state; called at the end too.
+
+    Everything is restored in place: what the caller holds of model and optimizer stays part of them.
+    """
+    modules = Snapshot(model, loss)
+    kept_optimizer = None if optimizer is None else _OptimizerState(optimizer)
+    tensors = [*model.parameters(), *model.buffers(), *(kept_optimizer.tensors if kept_optimizer is not None else ())]
     values = [t.detach().clone() for t in tensors]
     gradients = [(p, p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
-    settings = None if optimizer is None else copy.deepcopy(optimizer.state_dict())
     random = torch.get_rng_state()
 
     def restore() -> None:
+        modules.restore()
+        if kept_optimizer is not None:
+            kept_optimizer.restore()
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
@@ -53,11 +62,28 @@ def kept_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) 
                 parameter.grad = gradient
                 if gradient is not None and kept is not None:
                     gradient.copy_(kept)
-        if optimizer is not None and settings is not None:
-            optimizer.load_state_dict(copy.deepcopy(settings))
         torch.set_rng_state(random)
 
     try:
         yield restore
     finally:
         restore()
+
+
+class _OptimizerState:
+    """An optimizer's dictionaries with their entries. The values of ``tensors``, those among them, are the caller's to keep."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        dicts = [vars(optimizer), optimizer.state, *optimizer.param_groups, *optimizer.state.values()]
+        self._entries: list[tuple[dict[Any, Any], dict[Any, Any]]] = [(content, dict(content)) for content in dicts]
+        lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
+        self._lists = [(content, list(content)) for content in lists]
+        entries = [*optimizer.param_groups, *optimizer.state.values()]
+        self.tensors = [value for content in entries for value in content.values() if isinstance(value, torch.Tensor)]
+
+    def restore(self) -> None:
+        for content, before in self._entries:
+            content.clear()
+            content.update(before)
+        for items, kept in self._lists:
+            items[:] = kept

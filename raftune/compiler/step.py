@@ -109,7 +109,7 @@ def _use(step: CompiledStep, result: RaceResult) -> None:
 def _race_now(step: CompiledStep, inputs: Any) -> RaceResult | None:
     """``None`` if the two steps do not compute the same loss: then the plan must not be used, however fast it is."""
     source = step.graph.source
-    with kept_state(source.model, source.optimizer) as restore:
+    with kept_state(source.model, source.optimizer, source.loss) as restore:
         losses = []
         for run in (step.eager, step.run_compiled):
             losses.append(run(inputs).loss)

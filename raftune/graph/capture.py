@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -14,11 +15,12 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from raftune.graph.cleanup import drop_unused_inputs, lift_constants, remove_identities, replace_outputs
+from raftune.graph.cleanup import drop_unused_inputs, lift_constants, own_results, remove_identities, replace_outputs
 from raftune.graph.errors import CaptureError, UnsupportedOptimizer
-from raftune.graph.members import buffers_of, parameters_of, restored
+from raftune.graph.members import Attribute, Snapshot, attribute_name, buffers_of, has_gradient_hooks, parameters_of, restored
 from raftune.graph.optimizer import OptimizerFactory, StateKey, apply_update, new_state, plan_groups
-from raftune.graph.structure import BatchSpec, Loss, Result, ResultSpec, find_loss, flatten, plain, split_batch
+from raftune.graph.settings import ModuleSettings
+from raftune.graph.structure import BatchSpec, Loss, Result, ResultSpec, TensorLeaf, find_loss, flatten, plain, split_batch
 from raftune.graph.tracing import PlainRecurrence, compiling, random_nodes
 from raftune.graph.training_graph import Kind, Slot, Source, TrainingGraph
 from raftune.graph.workloads import CONSTANT_META
@@ -83,29 +85,40 @@ class _Capture:
         self.wanted = trainable if mode == "train" else []
         if mode == "train" and not trainable:
             raise CaptureError("no parameter to train: none requires a gradient and is in the optimizer")
+        for member in self.parameters if mode == "train" else ():
+            if has_gradient_hooks(member.tensor):
+                raise CaptureError(f"parameter {member.name!r} has gradient hooks, which a captured step would not call")
         self.slots: list[Slot] = []
         self.fakes: list[Tensor] = []
         self.outputs: list[Slot] = []
         self.result: ResultSpec | None = None
+        self.written: frozenset[Attribute] = frozenset()
 
     def run(self) -> TrainingGraph:
         batch = BatchSpec.of(self.inputs)
-        self._lay_out()
+        self._lay_out(batch)
         graph_module = self._trace()
         self._settle_outputs(graph_module.graph)
         constants = lift_constants(graph_module)
         self.slots += [Slot(Kind.CONSTANT, index=index) for index in range(len(constants))]
         remove_identities(graph_module.graph)
+        own_results(graph_module.graph, self.slots, self.outputs)
         graph_module.graph.eliminate_dead_code()
-        kept = drop_unused_inputs(graph_module.graph, self.slots)
+        kept = drop_unused_inputs(graph_module.graph, self.slots, self.outputs)
         if self.mode == "infer":
             self._mark_constants(graph_module.graph, kept)
         graph_module.recompile()
+        if self.written:
+            names = ", ".join(sorted(map(attribute_name, self.written)))
+            logger.warning("the model sets %s in its forward pass, which the captured step does not", names)
         assert self.result is not None
-        source = Source(self.model, self.loss, self.optimizer, tuple(self.groups), batch, self.result, tuple(constants))
+        settings = ModuleSettings((self.model, self.loss), self.written)
+        source = Source(
+            self.model, self.loss, self.optimizer, tuple(self.groups), batch, self.result, tuple(constants), settings
+        )
         return TrainingGraph(graph_module, tuple(kept), tuple(self.outputs), self.mode, source)
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, batch: BatchSpec) -> None:
         """A slot and an independent fake tensor for each placeholder."""
         fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         tensors = {member.name: member.tensor for member in (*self.parameters, *self.buffers)}
@@ -114,14 +127,15 @@ class _Capture:
         for group in self.groups:
             for name in (n for n in group.names if n in self.wanted):
                 values += [(Slot(Kind.STATE, name, key), new_state(tensors[name], key)) for key in group.state_keys]
-        values += [(Slot(Kind.LEARNING_RATE, index=g.index), torch.zeros((), dtype=torch.float32)) for g in self.groups]
+        values += [(Slot(Kind.LEARNING_RATE, index=g.index), torch.zeros((), dtype=g.lr_dtype)) for g in self.groups]
         leaves = pytree.tree_leaves(self.inputs)
         values += [(Slot(Kind.INPUT, index=i), leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         for slot, tensor in values:
             _check_tensor(slot, tensor)
             # Made anew rather than converted: two arguments that share memory now need not do so in the next call.
             with fake_mode:
-                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+                layout = batch.leaves[slot.index] if slot.kind is Kind.INPUT else TensorLeaf.of(tensor)
+                fake = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=layout.device)
             self.slots.append(slot)
             self.fakes.append(fake)
         self.fake_mode = fake_mode
@@ -130,25 +144,48 @@ class _Capture:
         with torch.random.fork_rng(devices=()):
             before = torch.random.get_rng_state()
             graph_module = self._trace_fakes()
+            if self.written:
+                # Whether these are results or state that the next step needs shows without their present values.
+                self.outputs = []
+                graph_module = self._trace_fakes(unreadable=self.written)
             if not torch.equal(torch.random.get_rng_state(), before):
                 raise CaptureError("the model sets the random state itself, which a graph cannot do")
         return graph_module
 
-    def _trace_fakes(self) -> fx.GraphModule:
+    def _trace_fakes(self, unreadable: frozenset[Attribute] = frozenset()) -> fx.GraphModule:
         with (
-            restored(self.model),
+            restored(self.model, self.loss) as before,
             compiling(),
             self.fake_mode,
             enable_python_dispatcher(),
             torch.set_grad_enabled(self.mode == "train"),
         ):
+            for module, name in unreadable:
+                module.__dict__[name] = _Unreadable()
             try:
                 # An empty table: whole operators stay whole, as AOTAutograd hands them to a torch.compile backend.
-                return make_fx(self._step, decomposition_table={}, tracing_mode="real")(*self.fakes)
+                graph_module = make_fx(self._step, decomposition_table={}, tracing_mode="real")(*self.fakes)
             except CaptureError:
                 raise
             except Exception as error:  # Whatever the user's model or loss raises on fake tensors means: not capturable.
+                if unreadable:
+                    raise _changes(unreadable) from error
+                if "mutating a non-functional tensor" in str(error):
+                    raise CaptureError(
+                        "forward changes in place a tensor that is neither parameter nor buffer; register it as a buffer"
+                    ) from error
                 raise CaptureError(f"the step could not be traced: {type(error).__name__}: {error}") from error
+            self._check_attributes(before, unreadable)
+        return graph_module
+
+    def _check_attributes(self, before: Snapshot, unreadable: frozenset[Attribute]) -> None:
+        altered = before.altered()
+        if altered:
+            raise _changes(altered)
+        assigned = frozenset(before.assigned())
+        if unreadable and assigned != unreadable:
+            raise _changes(assigned | unreadable)
+        self.written = assigned
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
         """The function that is traced; returns the settled outputs, then every input as the forward pass left it."""
@@ -256,6 +293,23 @@ class _Capture:
         for node, slot in zip(graph.nodes, slots, strict=False):
             if slot.kind in _CONSTANT_AT_INFERENCE and slot not in changed:
                 node.meta[CONSTANT_META] = True
+
+
+class _Unreadable:
+    """In the place of an attribute that the forward pass assigns: any use before that fails."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("read before it was assigned")
+
+    __eq__ = __hash__ = None  # type: ignore[assignment]
+
+
+def _changes(attributes: Iterable[Attribute]) -> CaptureError:
+    names = ", ".join(sorted({attribute_name(attribute) for attribute in attributes}))
+    return CaptureError(
+        f"forward changes attribute {names}, which a captured step would not; register it as a buffer "
+        "(or, if it is a cache that the first forward pass fills, run the model once before capturing it)"
+    )
 
 
 def _check_tensor(slot: Slot, tensor: Tensor) -> None:

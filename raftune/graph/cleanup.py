@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
 
-from raftune.graph.training_graph import Slot
+from raftune.graph.training_graph import Kind, Slot
 
 _aten = torch.ops.aten
 # In a functional graph nothing is written in place, so these return what they are given.
@@ -50,11 +51,41 @@ def lift_constants(graph_module: fx.GraphModule) -> list[Tensor]:
     return values
 
 
-def drop_unused_inputs(graph: fx.Graph, slots: Sequence[Slot]) -> list[Slot]:
-    """Erase placeholders that nothing reads; returns the slots of those that stay."""
+def own_results(graph: fx.Graph, slots: Sequence[Slot], outputs: Sequence[Slot]) -> None:
+    """Copy results that the caller may change, as eager's are: views of constants, and gradients that share memory."""
+    kinds = {node: slot.kind for node, slot in zip(placeholders_of(graph), slots, strict=True)}
+    returned: list[fx.Node] = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    gradients: set[fx.Node] = set()
+    for index, (slot, value) in enumerate(zip(outputs, returned, strict=True)):
+        base = _base(value)
+        shared = slot.kind is Kind.GRADIENT and (base.op == "placeholder" or base in gradients)
+        if shared or kinds.get(base) is Kind.CONSTANT:
+            with graph.inserting_before(graph.output_node()):
+                returned[index] = graph.call_function(_aten.clone.default, (value,))
+            returned[index].meta["val"] = value.meta["val"].clone()
+        elif slot.kind is Kind.GRADIENT:
+            gradients.add(base)
+    replace_outputs(graph, returned)
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What a chain of views looks at."""
+    while node.target is operator.getitem or (isinstance(node.target, torch._ops.OpOverload) and node.target.is_view):
+        source = node.args[0]
+        if not isinstance(source, fx.Node) or (
+            node.target is operator.getitem and not getattr(source.target, "is_view", False)
+        ):
+            break
+        node = source
+    return node
+
+
+def drop_unused_inputs(graph: fx.Graph, slots: Sequence[Slot], outputs: Sequence[Slot]) -> list[Slot]:
+    """Erase placeholders that nothing reads and no output is written back to; returns the slots of those that stay."""
     kept = []
+    written = set(outputs)
     for node, slot in zip(placeholders_of(graph), slots, strict=True):
-        if node.users:
+        if node.users or slot in written:
             kept.append(slot)
         else:
             graph.erase_node(node)

@@ -28,12 +28,13 @@ class GroupPlan:
     """How one parameter group is updated: the operator, its settings, and the state each parameter has.
 
     ``watched`` are the values of the group's settings at capture; they are constants of the graph. ``moments`` are the
-    state tensors shaped like the parameter, in the operator's argument order.
+    state tensors shaped like the parameter, in the operator's argument order. ``lr_dtype`` is the learning rate's.
     """
 
     index: int
     operator: torch._ops.OpOverload
     names: tuple[str, ...]
+    lr_dtype: torch.dtype
     moments: tuple[str, ...]
     has_step: bool
     settings: tuple[tuple[str, Any], ...]
@@ -46,7 +47,7 @@ class GroupPlan:
     def changed_setting(self, group: Mapping[str, Any]) -> str | None:
         """The first setting of the live group that no longer has the captured value."""
         for key, value in self.watched:
-            if group.get(key) != value:
+            if _setting(group.get(key)) != value:
                 return f"{key} of parameter group {self.index} is now {group.get(key)!r}, captured as {value!r}"
         return None
 
@@ -119,6 +120,7 @@ def _plan_sgd(index: int, group: Mapping[str, Any], names: tuple[str, ...]) -> G
         index=index,
         operator=torch.ops.aten._fused_sgd.tensor_lr,
         names=names,
+        lr_dtype=_lr_dtype(group),
         moments=("momentum_buffer",) if group["momentum"] != 0 else (),
         has_step=False,
         settings=(
@@ -145,6 +147,7 @@ def _plan_adam(index: int, group: Mapping[str, Any], names: tuple[str, ...]) -> 
         index=index,
         operator=torch.ops.aten._fused_adamw.tensor_lr if decoupled else torch.ops.aten._fused_adam.tensor_lr,
         names=names,
+        lr_dtype=_lr_dtype(group),
         moments=("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ())),
         has_step=True,
         settings=(
@@ -160,7 +163,17 @@ def _plan_adam(index: int, group: Mapping[str, Any], names: tuple[str, ...]) -> 
 
 
 def _watch(group: Mapping[str, Any], *keys: str) -> tuple[tuple[str, Any], ...]:
-    return tuple((key, group[key]) for key in keys)
+    return tuple((key, _setting(group[key])) for key in keys)
+
+
+def _setting(value: Any) -> Any:
+    # A checkpoint read from JSON has its betas as a list.
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _lr_dtype(group: Mapping[str, Any]) -> torch.dtype:
+    # float32 wherever it is exact enough, so that tuned results are shared.
+    return torch.float64 if any(p.dtype == torch.float64 for p in group["params"]) else torch.float32
 
 
 def _reject(group: Mapping[str, Any], index: int, *keys: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raftune.graph.errors import StepMismatch
-from raftune.graph.members import Member, buffers_of, parameters_of
+from raftune.graph.members import Member, buffers_of, has_gradient_hooks, parameters_of
 from raftune.graph.optimizer import new_state
 from raftune.graph.training_graph import Kind, Slot, TrainingGraph
 
@@ -47,11 +48,17 @@ class Step:
         source = graph.source
         self._optimizer = source.optimizer
         self._members = {m.name: m for m in (*parameters_of(source.model), *buffers_of(source.model))}
-        self._modules = [(module, module.training) for module in source.model.modules()]
         trained = {s.name for s in (*graph.inputs, *graph.outputs) if s.kind in (Kind.STATE, Kind.GRADIENT)}
         trained |= {name for group in source.groups for name in group.names if not group.moments}
-        self._requires_grad = [(m, m.tensor.requires_grad) for m in self._members.values() if m.name in trained]
-        self._learning_rates = [torch.zeros((), dtype=torch.float32) for _ in source.groups]
+        self._trained = [m for m in self._members.values() if m.name in trained]
+        grouped = {name for group in source.groups for name in group.names}
+        self._parameters = [
+            (m, m.tensor.requires_grad)
+            for m in (parameters_of(source.model) if graph.mode == "train" else ())
+            if self._optimizer is None or m.name in grouped or m.tensor.requires_grad
+        ]
+        self._groups = [[self._members[name].tensor for name in group.names] for group in source.groups]
+        self._learning_rates = [torch.zeros((), dtype=group.lr_dtype) for group in source.groups]
         self._readers = [self._reader(slot) for slot in graph.inputs]
         self._wanted = [_layout(node.meta["val"]) for node in _placeholders(graph)]
         self._checked = [(index, _Known()) for index, slot in enumerate(graph.inputs) if slot.kind in _LIVE]
@@ -114,20 +121,29 @@ class Step:
         return value  # type: ignore[no-any-return]
 
     def _check_settings(self) -> None:
-        for module, training in self._modules:
-            if module.training is not training:
-                raise StepMismatch(f"{type(module).__name__}.training is now {module.training}, captured as {training}")
-        for member, flag in self._requires_grad:
+        changed = self.graph.source.settings.changed()
+        if changed is not None:
+            raise StepMismatch(changed)
+        for member in self._trained:
             if member.live is not member.tensor:
                 raise StepMismatch(f"parameter {member.name!r} was replaced by another; capture again")
-            if member.tensor.requires_grad is not flag:
-                raise StepMismatch(f"parameter {member.name!r} has requires_grad={not flag} now, captured as {flag}")
+        for member, flag in self._parameters:
+            parameter = member.live
+            if not isinstance(parameter, Tensor) or parameter.requires_grad is not flag:
+                have = "is gone" if parameter is None else f"has requires_grad={not flag}"
+                raise StepMismatch(f"parameter {member.name!r} {have} now, captured as {flag}")
+            if has_gradient_hooks(parameter):
+                raise StepMismatch(f"parameter {member.name!r} has gradient hooks now, which a captured step would not call")
         if self._optimizer is None:
             return
         groups, plans = self._optimizer.param_groups, self.graph.source.groups
         if len(groups) != len(plans):
             raise StepMismatch(f"the optimizer has {len(groups)} parameter groups now, captured with {len(plans)}")
-        for group, plan in zip(groups, plans, strict=True):
+        if self._optimizer._optimizer_step_pre_hooks or self._optimizer._optimizer_step_post_hooks:
+            raise StepMismatch("the optimizer has step hooks now, which a captured step would not call")
+        for group, plan, parameters in zip(groups, plans, self._groups, strict=True):
+            if len(group["params"]) != len(parameters) or not all(map(operator.is_, group["params"], parameters)):
+                raise StepMismatch(f"parameter group {plan.index} has other parameters now than when it was captured")
             changed = plan.changed_setting(group)
             if changed is not None:
                 raise StepMismatch(changed)

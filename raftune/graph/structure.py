@@ -140,7 +140,11 @@ class TensorLeaf:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorLeaf:
-        return TensorLeaf(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.device)
+        """The tensor's own layout, or a dense one if its elements share memory, as an expanded tensor's do."""
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        if _overlaps(shape, stride):
+            stride = tuple(torch.empty(shape, device="meta").stride())
+        return TensorLeaf(tensor.dtype, shape, stride, tensor.device)
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,15 @@ class BatchSpec:
 def plain(inputs: Any) -> Any:
     """Mappings as plain dicts, which pytree takes apart (a tokenizer's BatchEncoding it does not)."""
     return dict(inputs) if isinstance(inputs, Mapping) else inputs
+
+
+def _overlaps(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    reach = 0
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
 
 
 def _conform(leaf: Any, want: TensorLeaf, index: int) -> torch.Tensor:

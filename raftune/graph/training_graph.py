@@ -16,6 +16,7 @@ from raftune.workload import canonical_json, digest_text
 
 if TYPE_CHECKING:
     from raftune.graph.optimizer import GroupPlan
+    from raftune.graph.settings import ModuleSettings
     from raftune.graph.step import Step
 
 
@@ -58,6 +59,7 @@ class Source:
     batch: BatchSpec
     result: ResultSpec
     constants: tuple[torch.Tensor, ...]
+    settings: ModuleSettings
 
 
 @dataclass(frozen=True)
