@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import raftune.compiler.step as step_module
+from raftune.compiler.eager import EagerStep
 from raftune.compiler.step import compile_step
 from raftune.device import current_device
 from raftune.dialects import candidates, default_candidate
@@ -116,6 +117,53 @@ def test_the_race_changes_nothing_and_is_remembered(full_log, quick_race):
     again = compile_step(model, inputs, loss=F.cross_entropy, optimizer=optimizer, log=full_log)
     assert len(raced) == 1
     assert again.race.ratio == pytest.approx(0.7)
+
+
+def test_the_race_restores_what_forward_assigns_and_what_the_caller_holds(full_log, quick_race):
+    class Moves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.last = nn.Linear(4, 4), None
+            self.register_buffer("a", torch.zeros(4))
+            self.register_buffer("b", torch.ones(4))
+
+        def forward(self, x):
+            y = self.linear(x) + self.b
+            self.a, self.b = self.b, self.a * 0.5 + 1
+            self.last = y
+            return y
+
+    quick_race(0.7)
+    torch.manual_seed(0)
+    model, x = Moves(), torch.randn(2, 4)
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, foreach=False)
+    EagerStep(model, lambda y: y.square().mean(), optimizer, "train")(x)
+    model.last = None
+    buffers, group, state = dict(model.named_buffers()), optimizer.param_groups[0], dict(optimizer.state)
+    values = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+    step = compile_step(model, x, loss=lambda y: y.square().mean(), optimizer=optimizer, log=full_log)
+    assert step.uses == "raftune"
+    assert model.last is None
+    assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
+    assert optimizer.param_groups[0] is group
+    assert group["lr"] is rate
+    assert all(optimizer.state[parameter] is entry for parameter, entry in state.items())
+    torch.testing.assert_close([model.state_dict(), optimizer.state_dict()], values, rtol=0, atol=0)
+
+
+def test_a_change_after_compilation_runs_in_eager_with_one_warning(caplog):
+    model, inputs = make()
+    step = compile_step(model, inputs, loss=F.cross_entropy, optimizer=adamw, race=False)
+    step(inputs)
+    model.drop.p = 0.9
+    twin = copy.deepcopy(model)
+    torch.manual_seed(3)
+    loss = step(inputs).loss
+    step(inputs)
+    torch.manual_seed(3)
+    torch.testing.assert_close(loss, F.cross_entropy(twin(inputs[0]), inputs[1]).detach())
+    assert sum("Dropout.p is now 0.9" in r.getMessage() for r in caplog.records) == 1
 
 
 def test_a_plan_with_another_loss_is_never_used(full_log, quick_race, monkeypatch, caplog):
