@@ -111,7 +111,7 @@ def tune_model_command(
     with _user_errors():
         from raftune import display
         from raftune.search import Budget, Stop
-        from raftune.tuning import ModelRequest, dry_run_counts, prepare, tune_model
+        from raftune.tuning import ModelRequest, check_request, dry_run_counts, prepare, tune_model
 
         limit = Budget.parse(budget, trials)
         request = ModelRequest(target, mode=mode, optimizer=optimizer, threads=threads, dialects=dialects, seed=seed)
@@ -123,6 +123,7 @@ def tune_model_command(
             else:
                 display.print_tasks(rows)
             return
+        check_request(request, Path(log_path))
         click.echo(f"capturing {target} ({mode}) ...", err=True)
         prepared = prepare(request)
         with display.live_progress(limit.seconds) as listen:

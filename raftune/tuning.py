@@ -21,7 +21,7 @@ from raftune.compiler.selector import Selector
 from raftune.device import Device, current_device, thread_environment
 from raftune.dialects import registry
 from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
-from raftune.log import TuningLog
+from raftune.log import LogError, TuningLog
 from raftune.measure import Measurer
 from raftune.measure.race import RaceResult
 from raftune.measurement import Policy
@@ -90,6 +90,19 @@ class ModelOutcome:
         }
 
 
+def check_request(request: ModelRequest, log_path: Path) -> None:
+    """Refuse what can be refused before the target is captured, which takes seconds.
+
+    Raises :class:`~raftune.dialects.UnknownDialect` and :class:`~raftune.log.LogError`; creates nothing.
+    """
+    for name in request.dialects or ():
+        registry.get(name)
+    if log_path.exists() and (log_path.is_dir() or log_path.stat().st_size):
+        TuningLog(log_path, read_only=True).close()
+    elif not os.access(log_path.parent, os.W_OK | os.X_OK):
+        raise LogError(f"cannot create tuning log {log_path}: folder {log_path.parent} does not exist or cannot be written to")
+
+
 def prepare(request: ModelRequest) -> Prepared:
     """Load and capture the target. Raises :class:`TargetError` or :class:`~raftune.graph.CaptureError`."""
     for name in request.dialects or ():
@@ -97,6 +110,7 @@ def prepare(request: ModelRequest) -> Prepared:
     torch.manual_seed(request.seed)
     target = with_optimizer(load_target(request.target), request.optimizer)
     try:
+        _run(target, request.mode, copy.deepcopy(target.model))  # in eager first, whose errors are the clearest
         asked = asked_tasks(lambda backend: _run_compiled(target, request.mode, backend))
     except CaptureError:
         raise
@@ -156,9 +170,12 @@ def tune_model(
 
 def _run_compiled(target: Target, mode: Mode, backend: Callable[..., Any]) -> None:
     """One step as a user of ``torch.compile`` writes it, on a copy of the model."""
-    compiled = torch.compile(copy.deepcopy(target.model), backend=backend)
+    _run(target, mode, torch.compile(copy.deepcopy(target.model), backend=backend))
+
+
+def _run(target: Target, mode: Mode, model: Callable[..., Any]) -> None:
     with torch.random.fork_rng(devices=[]):
-        EagerStep(compiled, target.loss, None, mode)(target.inputs)
+        EagerStep(model, target.loss, None, mode)(target.inputs)
 
 
 def _race_in_child(request: ModelRequest, log_path: Path, threads: int) -> tuple[RaceResult | None, str]:

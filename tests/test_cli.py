@@ -105,7 +105,7 @@ def test_tuning_measures_once_and_answers_from_the_log_afterwards(run, tmp_path)
     [
         (("tune", "model", "nothing"), "unknown target 'nothing'"),
         (("tune", "model", "tiny.py:absent"), "no callable 'absent'"),
-        (("tune", "model", "tiny.py:wrong", "--optimizer", "none"), "does not run on its example inputs"),
+        (("tune", "model", "tiny.py:wrong", "--optimizer", "none"), "mat1 and mat2 shapes cannot be multiplied (6x9 and 8x4)"),
         (("tune", "model", "tiny.py:make", "--dialects", "aten,nvm"), "unknown dialect 'nvm'"),
         (("tune", "model", "tiny.py:make", "--budget", "soon"), "duration 'soon'"),
         (("tune", "model", "tiny.py:make", "--log", "absent/folder/x.sqlite"), "absent/folder/x.sqlite"),
@@ -152,6 +152,14 @@ def test_output_that_cannot_be_written_as_it_is_gives_no_traceback(odd_log, stdo
         assert result.returncode == 1
         assert "cannot be written" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--dialects", "nvm"), ("--log", "absent/x.sqlite"), ("--log", "tiny.py")])
+def test_what_needs_no_capture_is_refused_before_it(run, arguments, tmp_path):
+    result = run("tune", "model", "tiny.py:make", *arguments)
+    one_line_error(result)
+    assert result.stderr.count("\n") == 1
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["tiny.py"]
 
 
 def test_an_interrupted_search_is_not_raced_and_says_so(run, monkeypatch):

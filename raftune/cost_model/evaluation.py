@@ -14,6 +14,9 @@ from raftune.cost_model.errors import NotEnoughData
 from raftune.cost_model.model import CostModel
 from raftune.log import TrainingRow, TuningLog
 
+# A score over fewer workloads than this says nothing about the next one.
+_LEAST = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -69,7 +72,7 @@ def evaluate_rows(
         if choices and inside:
             model = CostModel(seed=seed, describe=describe).fit_samples(inside)
             scored.extend(_score(model, group, (weights or {}).get(held_out, 1.0)) for group in choices)
-    if not scored:
+    if len(scored) < _LEAST:
         raise NotEnoughData("at least two workloads with several measured candidates are needed: tune something first")
     weight = np.array([s.weight for s in scored])
     best, top1, top5, default = (np.array([getattr(s, name) for s in scored]) for name in ("best", "top1", "top5", "default"))

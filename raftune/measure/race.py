@@ -34,8 +34,8 @@ class RaceResult:
 
     @property
     def winner(self) -> str:
-        """``raftune`` if it is the faster one in the median round, else ``eager``."""
-        return "raftune" if self.ratio < 1.0 else "eager"
+        """``raftune`` if it is the faster one beyond doubt, else ``eager``, which is what there was before."""
+        return "raftune" if self.ratio_high < 1.0 else "eager"
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"winner": self.winner}

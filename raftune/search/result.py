@@ -12,7 +12,7 @@ class TaskStatus(enum.StrEnum):
     WON = "won"  # a candidate other than the default survived its rematch
     DEFAULT = "default"  # nothing beat the default by the margin
     FAILED = "failed"  # the default could not be measured; the task is left alone
-    UNMEASURED = "unmeasured"  # the budget ended before the default was measured
+    UNMEASURED = "unmeasured"  # the budget ended, or the machine was too noisy, before the default was measured
 
 
 class Stop(enum.StrEnum):

@@ -314,5 +314,5 @@ class _Search:
         if outcome is not None:
             return TaskResult(state.workload, state.weight, TaskStatus.FAILED, reason=f"{outcome.status}: {outcome.message}")
         if state.is_retry(state.default):
-            return TaskResult(state.workload, state.weight, TaskStatus.FAILED, reason="the machine was too noisy")
+            return TaskResult(state.workload, state.weight, TaskStatus.UNMEASURED, reason="unmeasured: too noisy, next run")
         return TaskResult(state.workload, state.weight, TaskStatus.UNMEASURED)

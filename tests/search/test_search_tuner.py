@@ -236,7 +236,8 @@ def test_a_task_whose_default_fails_is_left_alone_with_the_reason(tiles: World, 
     tiles.set(1, "aten", DEFAULT, status=status)
     result = tiles.tune({1: 1, 2: 1})
     failed, good = result.tasks
-    assert (failed.status, failed.winner) == (TaskStatus.FAILED, None)
+    assert failed.status is (TaskStatus.UNMEASURED if status is Status.NOISY else TaskStatus.FAILED)
+    assert failed.winner is None
     assert str(status).split("_")[0] in failed.reason
     assert good.status is TaskStatus.WON
     assert {c.dialect for size, c in tiles.measurer.measured if size == 1} == {"aten"}
