@@ -71,7 +71,7 @@ def compile_step(
     """Compile one step for batches like ``inputs`` from a tuning log, and keep it only if it beats eager.
 
     ``inputs``, ``loss``, ``optimizer`` and ``mode`` are those of :func:`raftune.graph.capture`. The compiled and the eager
-    step are raced, interleaved, and the faster one is used; plan and result are remembered in the log for this step and device,
+    step are raced, interleaved, and the plan is used if it is faster beyond doubt; it is remembered in the log with its result,
     and repeated from there until the log's winners promise to save another 2% of the step.
     The race leaves model, optimizer and random state as they were. Raises :class:`~raftune.graph.CaptureError` and
     :class:`~raftune.log.LogError`.
