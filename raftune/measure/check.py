@@ -19,7 +19,7 @@ from torch import Tensor
 from raftune.dialects.base import Kernel
 from raftune.dialects.torch_ops import graph_module
 from raftune.measure import poison
-from raftune.measure.inputs import copy_of, make_inputs, memory_of
+from raftune.measure.inputs import copy_of, make_inputs, memory_of, shifted_copy_of
 from raftune.measurement import Status
 from raftune.workload import Arg, Literal, Workload
 
@@ -102,7 +102,7 @@ class Checker:
         return [copy_of(tensor) for tensor in self._cases[0].inputs]
 
     def check(self, kernel: Kernel) -> Verdict:
-        """Call ``kernel`` twice and judge it. What the kernel raises is passed on."""
+        """Call ``kernel`` three times and judge it. What the kernel raises is passed on."""
         first, second = self._cases
         inputs = [copy_of(tensor) for tensor in first.inputs]
         try:
@@ -112,6 +112,8 @@ class Checker:
                 if not spec.constant:
                     memory_of(tensor).copy_(memory_of(values))
             fresh = self._call(kernel, inputs, second, poison.RECYCLED)
+            # A kernel that takes an aligned load for granted ends the process here.
+            shifted = self._call(kernel, [shifted_copy_of(tensor) for tensor in second.inputs], second, poison.FRESH)
         except _Wrong as wrong:
             return Verdict(Status.WRONG, None, str(wrong))
         for expected, before, after in zip(first.expected, snapshot, kept, strict=True):
@@ -120,7 +122,7 @@ class Checker:
         error, where = max(
             (
                 _error(expected, result)
-                for case, results in ((first, snapshot), (second, fresh))
+                for case, results in ((first, snapshot), (second, fresh), (second, shifted))
                 for expected, result in zip(case.expected, results, strict=True)
             ),
             default=(0.0, ""),

@@ -37,6 +37,13 @@ def copy_of(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return memory_of(tensor).to(dtype or tensor.dtype, copy=True).as_strided(tensor.shape, tensor.stride())
 
 
+def shifted_copy_of(tensor: Tensor) -> Tensor:
+    """Like :func:`copy_of`, one element beyond where an allocation starts: aligned to nothing more than the element."""
+    memory = memory_of(tensor)
+    shifted = memory.new_empty(memory.numel() + 1)[1:].copy_(memory)
+    return shifted.as_strided(tensor.shape, tensor.stride())
+
+
 def _make(what: str, spec: TensorSpec, generator: torch.Generator) -> Tensor:
     if len(spec.shape) != len(spec.stride) or any(n < 0 for n in (*spec.shape, *spec.stride)):
         raise InputError(f"{what}: shape {list(spec.shape)} and stride {list(spec.stride)} do not describe a tensor")

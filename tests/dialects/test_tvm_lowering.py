@@ -188,6 +188,51 @@ def test_special_values_as_pytorch() -> None:
         )
 
 
+@pytest.mark.parametrize("schedule", ["default", "trace"])
+@pytest.mark.parametrize(
+    ("op", "shape", "args"),
+    [
+        (aten.exp, (32, 64), ()),
+        (aten.amax, (64, 8, 8), ([-1],)),
+        (aten._softmax, (16, 64), (-1, False)),
+        (aten.sum.dim_IntList, (16, 64), ([0],)),
+        (aten.mm, (32, 64), (rand(64, 48),)),
+    ],
+    ids=str,
+)
+def test_data_may_lie_at_any_address(op: Any, shape: tuple[int, ...], args: tuple[Any, ...], schedule: str) -> None:
+    overload = op.default if isinstance(op, torch._ops.OpOverloadPacket) else op
+    shifted = [shift(a) if isinstance(a, torch.Tensor) else a for a in (rand(*shape), *args)]
+    workload = workload_from_call(overload, tuple(shifted), {})
+    configs = [{"schedule": "default"}] if schedule == "default" else DIALECT.sample(workload, 2, 1)
+    for config in configs:
+        found = DIALECT.build(workload, config)(*region_inputs(tuple(shifted)))
+        torch.testing.assert_close(found, overload(*shifted), rtol=1e-5, atol=1e-5)
+
+
+def shift(x: torch.Tensor) -> torch.Tensor:
+    """The tensor one element beyond an aligned address."""
+    return torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((64, 8, 8), [-1]), ((6, 50), [1]), ((64, 12), [0]), ((3, 5), [0, 1])])
+def test_extrema_keep_nan_and_infinities(shape: tuple[int, ...], dims: list[int]) -> None:
+    for op, lowest in ((aten.amax.default, -torch.inf), (aten.amin.default, torch.inf)):
+        x = rand(*shape)
+        x[0, 0], x[-1] = torch.nan, lowest
+        workload = workload_from_call(op, (x, dims), {})
+        for config in ({"schedule": "default"}, *DIALECT.sample(workload, 2, 1)):
+            torch.testing.assert_close(DIALECT.build(workload, config)(x), op(x, dims), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_of_infinities_and_large_numbers_as_in_float64(approximate: str) -> None:
+    x = torch.tensor([torch.inf, -torch.inf, torch.nan, 100.0, -100.0] * 4)
+    kernel = DIALECT.build(workload_from_call(aten.gelu.default, (x,), {"approximate": approximate}), {"schedule": "default"})
+    exact = aten.gelu.default(x.double(), approximate=approximate).float()
+    torch.testing.assert_close(kernel(x), exact, rtol=1e-6, atol=0, equal_nan=True)
+
+
 def test_masked_softmax_ignores_minus_infinity() -> None:
     x = rand(4, 32)
     x[:, 20:] = -torch.inf

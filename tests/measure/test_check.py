@@ -172,9 +172,8 @@ def test_poison_reaches_every_floating_point_dtype_and_ends() -> None:
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     with poison.poisoned_memory():
         assert all(torch.empty(5000, dtype=dtype).isnan().all() for dtype in dtypes)
-    before = torch.zeros(5000)
-    del before
-    assert not torch.empty(5000).isnan().any()
+    # Large, so that it comes fresh from the system: recycled memory may still hold what it was filled with above.
+    assert not torch.empty(1 << 24).isnan().any()
 
 
 def test_infinities_must_be_the_same() -> None:
@@ -195,3 +194,17 @@ def test_two_outputs_in_one_memory_are_refused() -> None:
         return result, both[0], both[1]
 
     assert "is not fresh memory" in Checker(workload).check(kernel).message
+
+
+def test_a_kernel_that_needs_aligned_inputs_is_refused_and_is_timed_on_such() -> None:
+    workload = workload_from_call(aten.relu.default, (randn(64),))
+    checker = Checker(workload)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in checker.scratch())
+
+    def kernel(x: Tensor) -> Tensor:
+        down = x.data_ptr() % 64 // x.element_size()
+        return torch.relu(x.as_strided(x.shape, x.stride(), x.storage_offset() - down))
+
+    verdict = checker.check(kernel)
+    assert verdict.status is Status.WRONG
+    assert "output 0" in verdict.message

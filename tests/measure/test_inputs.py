@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raftune.measure.inputs import InputError, copy_of, make_inputs, memory_of
+from raftune.measure.inputs import InputError, copy_of, make_inputs, memory_of, shifted_copy_of
 from raftune.workload import In, Operator, Out, TensorSpec, Workload
 
 
@@ -88,3 +88,16 @@ def test_copies_keep_strides_and_share_nothing() -> None:
     assert wide.dtype is torch.float64
     copy.zero_()
     assert original.sum() == torch.arange(12.0)[:11:2].sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize(("shape", "stride"), [((2, 3), (6, 2)), ((4, 3), (0, 1)), ((), ()), ((0, 4), (4, 1))])
+def test_shifted_copies_are_aligned_to_the_element_only(
+    dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> None:
+    original = torch.arange(24.0).to(dtype).as_strided(shape, stride)
+    shifted = shifted_copy_of(original)
+    assert torch.equal(shifted, original)
+    assert (shifted.dtype, shifted.stride()) == (dtype, stride)
+    assert torch.equal(memory_of(shifted), memory_of(original))
+    assert shifted.numel() == 0 or shifted.data_ptr() % 16 == dtype.itemsize % 16

@@ -126,9 +126,10 @@ class Builder:
         op: str = "sum",
         dtype: str | None = None,
     ) -> Tensor:
-        """Sum (or ``op="max"``/``"min"``) over ``axes`` of ``element(*indices)``, which defaults to the source's own elements.
+        """Sum (or another of the reductions) over ``axes`` of ``element(*indices)``, by default the source's own elements.
 
-        The reduced axes are dropped from the shape. ``indices`` run over the source's shape.
+        ``max`` is the machine's, which loses NaN; ``amax`` and ``amin`` are PyTorch's. The reduced axes are dropped from the
+        shape. ``indices`` run over the source's shape.
         """
         shape = shape_of(source)
         reduced = sorted(a % len(shape) for a in axes)
@@ -305,12 +306,30 @@ class Builder:
         return tirx.Select(condition, yes, no)
 
     def maximum(self, a: Expr, b: Expr) -> Expr:
-        """The larger; NaN if either is."""
-        return tirx.Select(a > b, a, tirx.Select(b >= a, b, a + b))
+        return once(maximum)(a, b)
 
     def minimum(self, a: Expr, b: Expr) -> Expr:
-        """The smaller; NaN if either is."""
-        return tirx.Select(a < b, a, tirx.Select(b <= a, b, a + b))
+        return once(minimum)(a, b)
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    """The larger; NaN if either is."""
+    return tirx.Select(_decides(a, a > b), a, b)
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    """The smaller; NaN if either is."""
+    return tirx.Select(_decides(a, a < b), a, b)
+
+
+def _decides(a: Expr, wins: Expr) -> Expr:
+    # Not by comparing both ways: TVM takes one comparison for the negation of the other.
+    return tirx.Or(wins, tirx.isnan(a)) if is_float(dtype_name(a)) else wins
+
+
+def once(combine: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
+    """``combine`` with its operands computed once: a tree of what names them several times grows with a power of its height."""
+    return lambda a, b: vector_math.let(a, lambda a: vector_math.let(b, lambda b: combine(a, b)))
 
 
 def constant(value: Scalar, dtype: str) -> Expr:
@@ -351,8 +370,17 @@ def tree(combine: Callable[[Expr, Expr], Expr], terms: Sequence[Expr]) -> Expr:
     return terms[0]
 
 
+def _lowest(dtype: str) -> Expr:
+    return constant(-math.inf, dtype) if is_float(dtype) else tirx.min_value(dtype)
+
+
+def _highest(dtype: str) -> Expr:
+    return constant(math.inf, dtype) if is_float(dtype) else tirx.max_value(dtype)
+
+
 _REDUCERS: dict[str, tuple[Callable[..., Expr], Callable[[Expr, Expr], Expr]]] = {
     "sum": (te.sum, lambda a, b: a + b),
     "max": (te.max, tirx.max),
-    "min": (te.min, tirx.min),
+    "amax": (te.comm_reducer(maximum, _lowest, name="amax"), once(maximum)),
+    "amin": (te.comm_reducer(minimum, _highest, name="amin"), once(minimum)),
 }

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tvm_ffi
 from tvm import te, tirx
 
 from raftune.dialects.base import BuildError, Unsupported
+from raftune.dialects.torch_ops import dtype_of
 from raftune.dialects.tvm.layout import DenseView, dense_order, dense_view
 from raftune.dialects.tvm.lowering import registry
 from raftune.dialects.tvm.lowering.builder import Builder, dtype_name, shape_of
@@ -65,8 +67,31 @@ def lower(workload: Workload, builder: Builder) -> Lowered:
         stored, order = _stored(builder, tensor, spec, [*inputs, *buffers, *outputs])
         outputs.append(stored)
         axes.append(order)
-    function = te.create_prim_func([*buffers, *outputs]).with_attr("global_symbol", "main")
+    function = _anywhere(te.create_prim_func([*buffers, *outputs])).with_attr("global_symbol", "main")
     return Lowered(function, builder, views, tuple(o.op.name for o in outputs), tuple(axes))
+
+
+def _anywhere(function: Any) -> Any:
+    """The function for buffers at any address that their elements may have: TVM assumes multiples of 64 bytes, views do not
+    keep to that, and an aligned vector load of one ends the process. Where data is aligned, the other load is as fast.
+    """
+
+    def loosened(buffer: Any) -> Any:
+        kind = buffer.ty
+        return tirx.decl_buffer(
+            kind.shape,
+            kind.dtype,
+            buffer.name,
+            strides=kind.strides,
+            elem_offset=kind.elem_offset,
+            scope=kind.storage_scope,
+            data_alignment=dtype_of(dtype_name(buffer)).itemsize,
+            offset_factor=kind.offset_factor,
+            layout=kind.layout,
+        )
+
+    replaced = {parameter: loosened(parameter) for parameter in function.params}
+    return tvm_ffi.structural_map(function, (tirx.Var, lambda var: replaced.get(var, var)), order="post")
 
 
 def _logical(builder: Builder, buffer: Any, view: DenseView, spec: TensorSpec) -> Any:

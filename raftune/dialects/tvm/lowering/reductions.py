@@ -64,13 +64,13 @@ def mean_all(b: Builder, x: Tensor, *, dtype: str | None = None) -> Tensor:
 @lowers("aten.amax.default", check=_float_data)
 def amax(b: Builder, x: Tensor, dim: int | Sequence[int] = (), keepdim: bool = False) -> Tensor:
     axes = _axes(b, x, dim)
-    return _keep(b, b.reduce(x, axes, op="max"), x, axes, keepdim)
+    return _keep(b, b.reduce(x, axes, op="amax"), x, axes, keepdim)
 
 
 @lowers("aten.amin.default", check=_float_data)
 def amin(b: Builder, x: Tensor, dim: int | Sequence[int] = (), keepdim: bool = False) -> Tensor:
     axes = _axes(b, x, dim)
-    return _keep(b, b.reduce(x, axes, op="min"), x, axes, keepdim)
+    return _keep(b, b.reduce(x, axes, op="amin"), x, axes, keepdim)
 
 
 @lowers("aten.var.correction", check=_float_data)
@@ -108,7 +108,7 @@ def _rank(workload: Workload, operator: Operator) -> int | None:
 @lowers("aten._softmax.default", check=_no_cast)
 def softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
     del half_to_float
-    largest = mean_like(b, x, dim, "max")
+    largest = mean_like(b, x, dim, "max")  # a NaN that is lost here comes back with its own exponential
     powers = b.pointwise(lambda p, m: b.exp(p - m), x, largest, kind="keep")
     total = mean_like(b, powers, dim, "sum")
     return b.pointwise(lambda p, s: p * s, powers, b.pointwise(lambda s: b.like(1, s) / s, total))

@@ -120,7 +120,12 @@ def erf(x: Expr) -> Expr:
     def value(x: Expr) -> Expr:
         return let(x * x, lambda square: x * _polynomial(square, _ERF_TERMS) / _polynomial(square, _ERF_DIVISOR))
 
-    return let(x, lambda x: let(_within(x, -_ERF_LARGEST, _ERF_LARGEST), value))
+    def saturated(x: Expr) -> Expr:
+        # The fit ends a rounding short of one, which a factor 1 + erf(x) and an infinite x would make much of.
+        inside = let(_within(x, -_ERF_LARGEST, _ERF_LARGEST), value)
+        return tirx.Select(x > _f(_ERF_LARGEST), _f(1), tirx.Select(x < _f(-_ERF_LARGEST), _f(-1), inside))
+
+    return let(x, saturated)
 
 
 def let(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
