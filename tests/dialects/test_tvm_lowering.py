@@ -225,6 +225,14 @@ def test_extrema_keep_nan_and_infinities(shape: tuple[int, ...], dims: list[int]
             torch.testing.assert_close(DIALECT.build(workload, config)(x), op(x, dims), rtol=0, atol=0, equal_nan=True)
 
 
+def test_the_larger_and_the_smaller_of_two_keep_nan_of_either() -> None:
+    values = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 1.0])
+    x, y = (t.flatten().contiguous() for t in torch.meshgrid(values, values, indexing="ij"))
+    for op in (aten.maximum.default, aten.minimum.default):
+        kernel = DIALECT.build(workload_from_call(op, (x, y), {}), {"schedule": "default"})
+        torch.testing.assert_close(kernel(x, y), op(x, y), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_of_infinities_and_large_numbers_as_in_float64(approximate: str) -> None:
     x = torch.tensor([torch.inf, -torch.inf, torch.nan, 100.0, -100.0] * 4)
