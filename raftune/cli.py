@@ -141,6 +141,45 @@ def tune_model_command(
 
 
 @main.command()
+@click.argument("target")
+@click.option("--log", "log_path", type=click.Path(dir_okay=False), help="Tuning log; without one, PyTorch's own step.")
+@click.option("--mode", type=click.Choice(["train", "infer"]), default="train", show_default=True)
+@click.option("--optimizer", type=click.Choice(["adamw", "sgd", "none"]), help="Instead of the target's own.")
+@click.option("--threads", type=click.IntRange(min=1), help="Intra-op threads [default: PyTorch's].")
+@click.option("--rounds", type=click.IntRange(min=1), default=15, show_default=True, help="Steps to time.")
+@click.option("--top", type=click.IntRange(min=1), default=30, show_default=True, help="Rows to print.")
+@click.option("--trace", type=click.Path(dir_okay=False), help="Write one step for Perfetto or chrome://tracing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def profile(
+    target: str,
+    log_path: str | None,
+    mode: Literal["train", "infer"],
+    optimizer: str | None,
+    threads: int | None,
+    rounds: int,
+    top: int,
+    trace: str | None,
+    as_json: bool,
+) -> None:
+    """Show where the time of TARGET's compiled step goes, against what this machine can do, the most to gain first."""
+    with _user_errors():
+        from raftune import display
+        from raftune.tuning import ModelRequest, profile_model
+
+        request = ModelRequest(target, mode=mode, optimizer=optimizer, threads=threads)
+        found = profile_model(request, None if log_path is None else Path(log_path), rounds)
+        if trace is not None:
+            try:
+                Path(trace).write_text(json.dumps(found.to_trace()), encoding="utf-8")
+            except OSError as error:
+                raise UserError(f"the trace cannot be written to {trace}: {error.strerror}") from error
+        if as_json:
+            click.echo(json.dumps(found.to_json()))
+        else:
+            display.print_profile(found, top)
+
+
+@main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def dialects(as_json: bool) -> None:
     """List the installed dialects, with version and availability."""

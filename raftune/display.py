@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from raftune.compiler.profile import Profile
 from raftune.dialects.registry import DialectInfo
 from raftune.log import LoggedWinner
 from raftune.measure.race import RaceResult
@@ -190,6 +191,43 @@ def print_dialects(rows: Sequence[DialectInfo]) -> None:
     for row in rows:
         _add_row(table, row.name, row.version, "yes" if row.available else "no", row.reason)
     _stdout().print(table, soft_wrap=True)
+
+
+def print_profile(profile: Profile, limit: int) -> None:
+    """Where the step's time goes, the most to gain first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("task", "shapes"):
+        table.add_column(heading, no_wrap=True, max_width=34)
+    table.add_column("dialect", no_wrap=True)
+    for heading in ("calls", "ms", "share", "GFLOP/s", "GB/s", "floor ms", "to gain ms"):
+        table.add_column(heading, justify="right")
+    for row in profile.rows[:limit]:
+        workload = row.workload
+        _add_row(
+            table,
+            "(views, factories, random numbers)" if workload is None else short_op(workload),
+            "" if workload is None else short_shapes(workload),
+            "" if workload is None else row.dialect,
+            str(row.count),
+            f"{row.ms:.2f}",
+            f"{row.share:.1%}",
+            _number(row.gflops),
+            _number(row.gbytes),
+            "" if row.floor_ms is None else f"{row.floor_ms:.2f}",
+            "" if row.floor_ms is None else f"{row.headroom_ms:.2f}",
+        )
+    console = _stdout()
+    console.print(table, soft_wrap=True)
+    rest = profile.rows[limit:]
+    if rest:
+        console.print(f"and {len(rest)} more, {sum(row.ms for row in rest):.2f} ms", highlight=False)
+    floor, spent = sum(row.floor_ms or 0.0 for row in profile.rows), sum(row.ms for row in profile.rows)
+    console.print(
+        f"\nstep {profile.step_ms:.2f} ms, in nodes {spent:.2f} ms, sum of floors {floor:.2f} ms; "
+        f"peaks reached here: {profile.peaks.gflops:.0f} GFLOP/s, {profile.peaks.gbytes:.1f} GB/s",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _add_row(table: Table, *cells: str) -> None:

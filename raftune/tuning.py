@@ -17,7 +17,9 @@ import torch
 from raftune.compiler.backend import asked_tasks
 from raftune.compiler.eager import EagerStep
 from raftune.compiler.plan import recommended_plan
+from raftune.compiler.profile import Profile, profile_step
 from raftune.compiler.selector import Selector
+from raftune.compiler.step import compile_step
 from raftune.device import Device, current_device, thread_environment
 from raftune.dialects import registry
 from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
@@ -166,6 +168,24 @@ def tune_model(
     if plan is not None:
         return ModelOutcome(result, plan.race)
     return ModelOutcome(result, *_race_in_child(request, log_path, prepared.device.threads))
+
+
+def profile_model(request: ModelRequest, log_path: Path | None, rounds: int) -> Profile:
+    """Where the time of the target's compiled step goes. Raises as :func:`prepare` does, and :class:`~raftune.log.LogError`."""
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    torch.manual_seed(request.seed)
+    target = with_optimizer(load_target(request.target), request.optimizer)
+    step = compile_step(
+        target.model,
+        target.inputs,
+        loss=target.loss,
+        optimizer=target.optimizer,
+        mode=request.mode,
+        log=log_path,
+        race=False,
+    )
+    return profile_step(step, target.inputs, rounds=rounds)
 
 
 def _run_compiled(target: Target, mode: Mode, backend: Callable[..., Any]) -> None:

@@ -21,10 +21,11 @@ logger = logging.getLogger("raftune")
 
 @dataclass(frozen=True, slots=True)
 class BoundKernel:
-    """A kernel in the place of a region."""
+    """A kernel in the place of a region, and the dialect that it is of."""
 
     region: Region
     kernel: Kernel
+    dialect: str = ""
 
     @property
     def workload(self) -> Workload:
@@ -57,6 +58,11 @@ class Program:
         """How many nodes run something else than PyTorch's operator."""
         return len(self._kernels)
 
+    @property
+    def dialects(self) -> dict[torch.fx.Node, str]:
+        """The dialect of each node that does not run PyTorch's operator."""
+        return {node: bound.dialect for node, bound in self._kernels.items()}
+
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         with torch._C._AutoDispatchBelowAutograd():
             if self._code is not None:
@@ -64,6 +70,16 @@ class Program:
             results = self._first_call(args)
             self._code = _generate(self._module, self._kernels)
             return results
+
+    def traced(self, tick: Callable[[torch.fx.Node | None], None]) -> Callable[[list[Any]], Sequence[Any]]:
+        """The same program, ``tick`` called at the start with ``None`` and after each node with it; this one must have run."""
+
+        def run(args: list[Any]) -> Sequence[Any]:
+            with torch._C._AutoDispatchBelowAutograd():
+                return code(args)
+
+        code = _generate(self._module, self._kernels, tick)
+        return run
 
     def _first_call(self, args: list[Any]) -> Sequence[Any]:
         runner = _CheckingInterpreter(self._module, self._kernels)
@@ -127,7 +143,9 @@ def _as_node_value(node: torch.fx.Node, bound: BoundKernel, result: Any) -> Any:
 
 
 def _generate(
-    module: torch.fx.GraphModule, kernels: Mapping[torch.fx.Node, BoundKernel]
+    module: torch.fx.GraphModule,
+    kernels: Mapping[torch.fx.Node, BoundKernel],
+    tick: Callable[[torch.fx.Node | None], None] | None = None,
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """Python source of numbered names only; every callable and constant is bound by name, so no text of theirs is compiled."""
     bindings: dict[str, Any] = {}
@@ -155,6 +173,9 @@ def _generate(
         names[node] = f"v{index}"
     if placeholders:
         lines += [", ".join(names[n] for n in placeholders) + ", = args", "args.clear()"]
+    if tick is not None:
+        bindings["tick"] = tick
+        lines.append("tick(None)")
     for number, node in enumerate(nodes, start=len(placeholders)):
         if node.op == "placeholder":
             continue
@@ -178,6 +199,8 @@ def _generate(
         dead = [n for n in dict.fromkeys([node, *node.all_input_nodes]) if last_use.get(n, node) is node]
         if dead:
             lines.append(" = ".join(names[n] for n in dead) + " = None")
+        if tick is not None:
+            lines.append(f"tick({bind('n', node)})")
     source = "def run(args):\n" + "\n".join("    " + line for line in lines) + "\n"
     exec(compile(source, "<raftune program>", "exec"), bindings)
     run: Callable[[list[Any]], Sequence[Any]] = bindings["run"]

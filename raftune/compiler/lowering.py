@@ -24,6 +24,6 @@ def lower(graph_module: torch.fx.GraphModule, selector: Selector) -> Program:
             continue
         choice, kernel = selector.build(region.workload)
         if not choice.is_default or region.workload.mutates:
-            kernels[node] = BoundKernel(region, kernel)
+            kernels[node] = BoundKernel(region, kernel, choice.dialect)
     selector.report_misses()
     return Program(graph_module, kernels)
