@@ -23,6 +23,7 @@ from raftune.compiler.step import compile_step
 from raftune.device import Device, current_device, thread_environment
 from raftune.dialects import registry
 from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
+from raftune.graph.fusion import proposed_tasks
 from raftune.log import LogError, TuningLog
 from raftune.measure import Measurer
 from raftune.measure.race import RaceResult
@@ -121,7 +122,7 @@ def prepare(request: ModelRequest) -> Prepared:
         raise TargetError(f"{request.target} does not run on its example inputs: {type(error).__name__}: {text}") from error
     graph = capture(target.model, target.inputs, target.loss, target.optimizer, mode=request.mode).reinplaced()
     threads = request.threads or torch.get_num_threads()
-    tasks = merge_tasks(tasks_of(graph.graph_module), asked)
+    tasks = merge_tasks(tasks_of(graph.graph_module), proposed_tasks(graph.graph_module), asked)
     return Prepared(request, graph, tuple(tasks), current_device(threads))
 
 

@@ -15,7 +15,8 @@ from torch._functorch.partitioners import default_partition
 from raftune.compiler.executor import Program
 from raftune.compiler.lowering import lower
 from raftune.compiler.selector import Selector
-from raftune.graph.workloads import Task, tasks_of
+from raftune.graph.fusion import proposed_tasks
+from raftune.graph.workloads import Task, merge_tasks, tasks_of
 
 LOG_VARIABLE = "RAFTUNE_LOG"
 
@@ -59,10 +60,10 @@ def asked_tasks(run: Callable[[Callable[..., Any]], None]) -> list[Task]:
 
     def compile_graph(module: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         graphs.append(module)
-        return _boxed(Program(module, {}))
+        return _boxed(Program(module))
 
     run(_aot(compile_graph))
-    return tasks_of(*graphs)
+    return merge_tasks(tasks_of(*graphs), proposed_tasks(*graphs))
 
 
 def _aot(compile_graph: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]) -> Any:

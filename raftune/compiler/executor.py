@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +32,9 @@ class BoundKernel:
         return self.region.workload
 
     @property
-    def inputs(self) -> tuple[torch.fx.Node, ...]:
-        return self.region.inputs
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        return self.region.positions
+    def first(self) -> torch.fx.Node:
+        """Where the kernel runs."""
+        return self.region.nodes[0]
 
 
 class Program:
@@ -48,20 +45,25 @@ class Program:
     straight-line code.
     """
 
-    def __init__(self, graph_module: torch.fx.GraphModule, kernels: Mapping[torch.fx.Node, BoundKernel]) -> None:
+    def __init__(self, graph_module: torch.fx.GraphModule, kernels: Iterable[BoundKernel] = ()) -> None:
         self._module = graph_module
-        self._kernels = dict(kernels)
+        self._kernels = {bound.first: bound for bound in kernels}
         self._code: Callable[[list[Any]], Sequence[Any]] | None = None
 
     @property
     def kernels(self) -> int:
-        """How many nodes run something else than PyTorch's operator."""
+        """How many kernels run in the place of PyTorch's operators."""
         return len(self._kernels)
+
+    @property
+    def bound(self) -> list[BoundKernel]:
+        """The kernels that run."""
+        return list(self._kernels.values())
 
     @property
     def dialects(self) -> dict[torch.fx.Node, str]:
         """The dialect of each node that does not run PyTorch's operator."""
-        return {node: bound.dialect for node, bound in self._kernels.items()}
+        return {node: bound.dialect for bound in self._kernels.values() for node in bound.region.nodes}
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         with torch._C._AutoDispatchBelowAutograd():
@@ -89,17 +91,27 @@ class Program:
 
 
 class _CheckingInterpreter(torch.fx.Interpreter):
-    """Runs kernels node by node, removing from ``kernels`` those that do not fit the values they meet."""
+    """Runs kernels at their first node, removing from ``kernels`` those that do not fit the values they meet."""
 
     def __init__(self, module: torch.fx.GraphModule, kernels: dict[torch.fx.Node, BoundKernel]) -> None:
         super().__init__(module)
         self._kernels = kernels
+        self._values: dict[torch.fx.Node, Any] = {}  # of nodes that a kernel stands for
 
     def run_node(self, n: torch.fx.Node) -> Any:
         bound = self._kernels.get(n)
-        if bound is None:
-            return super().run_node(n)
-        values = [self.env[node] for node in bound.inputs]
+        if bound is not None and not self._run_kernel(bound):
+            del self._kernels[n]
+        if n in self._values:
+            return self._values.pop(n)
+        if n.target is operator.getitem and (source := self.env.get(n.args[0])) is None:  # type: ignore[call-overload]
+            return source  # of a node inside a region, whose results nobody else reads
+        return super().run_node(n)
+
+    def _run_kernel(self, bound: BoundKernel) -> bool:
+        """Put the results where the region's nodes find them; whether the kernel fitted."""
+        region = bound.region
+        values = [self.env[node] for node in region.inputs]
         wrong = next(((v, s) for v, s in zip(values, bound.workload.inputs, strict=True) if not _fits(v, s)), None)
         if wrong is not None:
             value, spec = wrong
@@ -109,17 +121,24 @@ class _CheckingInterpreter(torch.fx.Interpreter):
                 spec.stride,
                 tuple(value.stride()),
             )
-            del self._kernels[n]
-            return super().run_node(n)
+            return False
         try:
-            result = bound.kernel(*values)
+            returned = bound.kernel(*values)
         except Exception as error:  # a kernel that only fails on real tensors costs its own place, unless it may have written
             if bound.workload.mutates:
                 raise
             logger.warning("raftune: a kernel for %s failed, PyTorch's operator runs instead: %s", bound.workload.op, error)
-            del self._kernels[n]
-            return super().run_node(n)
-        return _as_node_value(n, bound, result)
+            return False
+        results = (returned,) if len(region.results) == 1 else returned or ()
+        found: dict[torch.fx.Node, dict[int, Any]] = {node: {} for node in region.nodes}
+        for (node, position), result in zip(region.results, results, strict=True):
+            found[node][position] = result
+        for node, items in found.items():
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                self._values[node] = items.get(0)
+            else:
+                self._values[node] = tuple(items.get(i) for i in range(max(items, default=-1) + 1)) or None
+        return True
 
 
 def _fits(value: Any, spec: TensorSpec) -> bool:
@@ -131,17 +150,6 @@ def _fits(value: Any, spec: TensorSpec) -> bool:
     )
 
 
-def _as_node_value(node: torch.fx.Node, bound: BoundKernel, result: Any) -> Any:
-    """The kernel's results where the original operator would have put them."""
-    if isinstance(node.meta.get("val"), torch.Tensor) or not bound.positions:
-        return result
-    results = (result,) if len(bound.positions) == 1 else result
-    value: list[Any] = [None] * (max(bound.positions) + 1)
-    for position, tensor in zip(bound.positions, results, strict=True):
-        value[position] = tensor
-    return tuple(value)
-
-
 def _generate(
     module: torch.fx.GraphModule,
     kernels: Mapping[torch.fx.Node, BoundKernel],
@@ -150,12 +158,12 @@ def _generate(
     """Python source of numbered names only; every callable and constant is bound by name, so no text of theirs is compiled."""
     bindings: dict[str, Any] = {}
     names: dict[torch.fx.Node, str] = {}
+    items: dict[tuple[torch.fx.Node, int], str] = {}  # results of nodes that have several, as kernels return them
     lines: list[str] = []
     nodes = list(module.graph.nodes)
     last_use = {used: node for node in nodes for used in node.all_input_nodes}
     placeholders = [n for n in nodes if n.op == "placeholder"]
-    # A kernel that returns one of several results is bare: the getitem that would unpack it is an alias of it.
-    bare = {n for n, bound in kernels.items() if len(bound.positions) == 1 and not isinstance(n.meta.get("val"), torch.Tensor)}
+    covered = {node for bound in kernels.values() for node in bound.region.nodes}
 
     def bind(prefix: str, value: Any) -> str:
         name = f"{prefix}{len(bindings)}"
@@ -169,6 +177,41 @@ def _generate(
             return "[" + ", ".join(text(v) for v in value) + "]"
         return bind("c", value)
 
+    def kernel_line(bound: BoundKernel) -> str:
+        targets = []
+        for node, position in bound.region.results:
+            name = f"v{numbers[node]}"
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                names[node] = name
+            else:
+                name = items[node, position] = f"{name}_{position}"
+            targets.append(name)
+        call = f"{bind('f', bound.kernel)}({', '.join(names[n] for n in bound.region.inputs)})"
+        return f"{', '.join(targets)} = {call}" if targets else call
+
+    def statement(node: torch.fx.Node) -> str | None:
+        """The statement for a node that no kernel stands for."""
+        names[node] = name = f"v{numbers[node]}"
+        if node.op == "get_attr":
+            return f"{name} = {bind('c', _attribute(module, str(node.target)))}"
+        if node.target is operator.getitem:
+            source, index = node.args
+            if source in covered:
+                item = items.get((source, index))  # type: ignore[arg-type]
+                if item is None:  # inside the region, or read by nobody
+                    names[node] = "None"
+                    return None
+                return f"{name} = {item}"
+            return f"{name} = {names[source]}[{int(index)}]"  # type: ignore[index,arg-type]
+        target = node.target._op if isinstance(node.target, OpOverload) else node.target
+        keywords = [f"{k}={text(v)}" for k, v in node.kwargs.items()]
+        return f"{name} = {bind('f', target)}({', '.join([*(text(a) for a in node.args), *keywords])})"
+
+    def variables(node: torch.fx.Node) -> list[str]:
+        own = [names[node]] if names.get(node, "None") != "None" else []
+        return own + [item for (source, _), item in items.items() if source is node]
+
+    numbers = {node: number for number, node in enumerate(nodes)}
     for index, node in enumerate(placeholders):
         names[node] = f"v{index}"
     if placeholders:
@@ -176,51 +219,25 @@ def _generate(
     if tick is not None:
         bindings["tick"] = tick
         lines.append("tick(None)")
-    for number, node in enumerate(nodes, start=len(placeholders)):
+    for node in nodes:
         if node.op == "placeholder":
             continue
         if node.op == "output":
             lines.append(f"return {text(node.args[0])}")
             break
-        names[node] = f"v{number}"
-        bound = kernels.get(node)
-        if bound is not None:
-            call = f"{bind('f', bound.kernel)}({', '.join(names[n] for n in bound.inputs)})"
-        elif node.op == "get_attr":
-            call = bind("c", _attribute(module, str(node.target)))
-        elif node.target is operator.getitem:
-            source, index = node.args
-            call = _item(source, index, names, kernels, bare)
-        else:
-            target = node.target._op if isinstance(node.target, OpOverload) else node.target
-            keywords = [f"{k}={text(v)}" for k, v in node.kwargs.items()]
-            call = f"{bind('f', target)}({', '.join([*(text(a) for a in node.args), *keywords])})"
-        lines.append(f"{names[node]} = {call}")
+        if node in kernels:
+            lines.append(kernel_line(kernels[node]))
+        elif node not in covered and (found := statement(node)) is not None:
+            lines.append(found)
         dead = [n for n in dict.fromkeys([node, *node.all_input_nodes]) if last_use.get(n, node) is node]
-        if dead:
-            lines.append(" = ".join(names[n] for n in dead) + " = None")
+        if freed := [name for n in dead for name in variables(n)]:
+            lines.append(" = ".join(freed) + " = None")
         if tick is not None:
             lines.append(f"tick({bind('n', node)})")
     source = "def run(args):\n" + "\n".join("    " + line for line in lines) + "\n"
     exec(compile(source, "<raftune program>", "exec"), bindings)
     run: Callable[[list[Any]], Sequence[Any]] = bindings["run"]
     return run
-
-
-def _item(
-    source: Any,
-    index: Any,
-    names: Mapping[torch.fx.Node, str],
-    kernels: Mapping[torch.fx.Node, BoundKernel],
-    bare: set[torch.fx.Node],
-) -> str:
-    if source in bare:
-        return names[source] if index == kernels[source].positions[0] else "None"
-    if source in kernels and index in kernels[source].positions:
-        index = kernels[source].positions.index(index)
-    elif source in kernels:
-        return "None"
-    return f"{names[source]}[{int(index)}]"
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -9,9 +9,10 @@ from typing import Any, get_args
 
 import torch
 
+from raftune.compiler.lowering import regions_of
 from raftune.compiler.selector import PlannedChoice, Provenance, Selector
 from raftune.device import Device
-from raftune.graph import TrainingGraph, tasks_of
+from raftune.graph import TrainingGraph
 from raftune.log import TuningLog
 from raftune.measure.race import RaceResult
 from raftune.workload import Candidate, canonical_json, digest_text
@@ -76,21 +77,21 @@ def recommended_plan(graph: TrainingGraph, selector: Selector) -> Plan | None:
     changed = [digest for digest, choice in present.items() if plan.choices[digest].candidate != choice.candidate]
     if not changed or plan.race.winner != "raftune":
         return None if changed else plan
-    workloads = {task.workload.digest: task for task in tasks_of(graph.graph_module)}
     saved_us = 0.0
-    for digest in changed:
+    for region in regions_of(graph.graph_module.graph, selector):
+        digest = region.workload.digest
+        if digest not in changed:
+            continue
         before, now = plan.choices[digest].time_us, present[digest].time_us
-        if before is None or now is None or not selector.usable(workloads[digest].workload, plan.choices[digest].candidate):
+        if before is None or now is None or not selector.usable(region.workload, plan.choices[digest].candidate):
             return None
-        saved_us += workloads[digest].weight * (before - now)
+        saved_us += before - now
     return plan if saved_us < _WORTH_A_RACE * plan.race.raftune_ms * 1e3 else None
 
 
 def _choices(graph: TrainingGraph, selector: Selector) -> dict[str, PlannedChoice]:
-    choices = {}
-    for task in tasks_of(graph.graph_module):
-        choices[task.workload.digest] = PlannedChoice.of(selector.choose(task.workload))
-    return choices
+    regions = regions_of(graph.graph_module.graph, selector)
+    return {region.workload.digest: PlannedChoice.of(selector.choose(region.workload)) for region in regions}
 
 
 def _planned(value: Mapping[str, Any]) -> PlannedChoice:

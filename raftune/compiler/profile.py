@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from raftune.compiler.eager import kept_state
+from raftune.compiler.executor import Program
 from raftune.compiler.step import CompiledStep
 from raftune.cost_model.flops import bytes_moved, flops
 from raftune.dialects.registry import DEFAULT_DIALECT
@@ -137,7 +138,7 @@ def profile_step(step: CompiledStep, inputs: Any, *, rounds: int = 15, peaks: Pe
     medians = [statistics.median(times) for times in zip(*taken, strict=True)]
     typical = min(range(rounds), key=lambda i: abs(sum(taken[i]) - statistics.median(map(sum, taken))))
     dialects = step.program.dialects
-    rows = _rows(nodes, medians, dialects, step_ms, peaks)
+    rows = _rows(nodes, medians, step.program, step_ms, peaks)
     origin = runs[typical][0][1]
     spans = [
         Span(node.name, dialects.get(node, DEFAULT_DIALECT), (begin - origin) / 1e3, us)
@@ -146,13 +147,18 @@ def profile_step(step: CompiledStep, inputs: Any, *, rounds: int = 15, peaks: Pe
     return Profile(step_ms, peaks, rows, tuple(spans))
 
 
-def _rows(
-    nodes: list[torch.fx.Node], us: list[float], dialects: dict[torch.fx.Node, str], step_ms: float, peaks: Peaks
-) -> tuple[Row, ...]:
+def _rows(nodes: list[torch.fx.Node], us: list[float], program: Program, step_ms: float, peaks: Peaks) -> tuple[Row, ...]:
     times: dict[tuple[Workload | None, str], list[float]] = defaultdict(list)
+    bound = {kernel.first: kernel for kernel in program.bound}
+    inside = program.dialects.keys() - bound.keys()
     for node, spent in zip(nodes, us, strict=True):
+        if node in inside:  # its region ran at the first node
+            continue
+        if node in bound:
+            times[bound[node].workload, bound[node].dialect].append(spent)
+            continue
         region = region_of(node)
-        times[None if region is None else region.workload, dialects.get(node, DEFAULT_DIALECT)].append(spent)
+        times[None if region is None else region.workload, DEFAULT_DIALECT].append(spent)
     rows = []
     for (workload, dialect), calls in times.items():
         ms, count = sum(calls) / 1e3, len(calls)

@@ -14,7 +14,7 @@ from raftune.cost_model import CostModel
 from raftune.device import Device, current_device
 from raftune.dialects import registry
 from raftune.dialects.base import BuildError, Kernel
-from raftune.log import TuningLog
+from raftune.log import TuningLog, Winner
 from raftune.workload import Candidate, Workload
 
 Provenance = Literal["measured", "predicted", "default"]
@@ -101,7 +101,7 @@ class Selector:
         self._model = CostModel.load_beside(self.log.path) if self.log is not None else None
         self._choices: dict[tuple[str, tuple[str, ...]], Choice] = {}
         self._reported = False
-        self._followed: dict[str, PlannedChoice] = {}
+        self.followed: Mapping[str, PlannedChoice] = {}
 
     def choose(self, workload: Workload) -> Choice:
         """The choice for one workload; equal workloads get the same choice for the life of the selector."""
@@ -113,7 +113,7 @@ class Selector:
 
     def follow(self, choices: Mapping[str, PlannedChoice]) -> None:
         """Repeat these choices, by workload digest, instead of asking the log, where they can be built here."""
-        self._followed = dict(choices)
+        self.followed = dict(choices)
         self._choices.clear()
         self.counts = Counts()
 
@@ -160,7 +160,7 @@ class Selector:
         )
 
     def _choose(self, workload: Workload) -> Choice:
-        followed = self._followed.get(workload.digest)
+        followed = self.followed.get(workload.digest)
         if followed is not None and self.usable(workload, followed.candidate):
             return self._counted(followed.choice(workload))
         found = self._measured(workload)
@@ -180,10 +180,14 @@ class Selector:
             self.counts.misses += 1
         return choice
 
-    def _measured(self, workload: Workload) -> Choice | None:
+    def winner(self, workload: Workload) -> Winner | None:
+        """What the log says of a workload, without choosing it: nothing is counted."""
         if self.log is None:
             return None
-        winner = self.log.winner(workload, self.device, accept=lambda c: self.usable(workload, c))
+        return self.log.winner(workload, self.device, accept=lambda c: self.usable(workload, c))
+
+    def _measured(self, workload: Workload) -> Choice | None:
+        winner = self.winner(workload)
         if winner is None:
             return None
         return Choice(workload, winner.candidate, winner.time_us, "measured", winner.is_default)

@@ -62,15 +62,16 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A connected group of graph nodes lowered as one unit (one node, for now).
+    """A connected group of graph nodes lowered as one unit; most often one node.
 
-    A kernel takes the values of ``inputs`` and stands in the place of ``node``: it returns the results at ``positions``.
+    A kernel takes the values of ``inputs`` and stands in the place of ``nodes`` (in graph order, without the getitems that
+    unpack their results). It returns ``results``: for each the node, and which of that node's results it is.
     """
 
-    node: torch.fx.Node
+    nodes: tuple[torch.fx.Node, ...]
     workload: Workload
     inputs: tuple[torch.fx.Node, ...]
-    positions: tuple[int, ...]
+    results: tuple[tuple[torch.fx.Node, int], ...]
 
 
 def region_of(node: torch.fx.Node) -> Region | None:
@@ -82,16 +83,35 @@ def region_of(node: torch.fx.Node) -> Region | None:
     """
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or not is_tunable(node.target):
         return None
-    value = node.meta.get("val")
-    used = _used_results(node, value)
-    if not used and not node.target._schema.is_mutable:
+    return _region((node,))
+
+
+def fused_region(nodes: Sequence[torch.fx.Node]) -> Region | None:
+    """The region of several nodes in graph order, or ``None`` if they cannot be one workload.
+
+    Beside tunable operators, views may be members: they are never results; one that is read outside as well has to be made
+    there once more (see :func:`raftune.graph.fusion.contract`). No member may write to an argument.
+    """
+    for node in nodes:
+        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
+            return None
+        if not (is_tunable(node.target) or is_view(node.target)):
+            return None
+    return _region(tuple(nodes))
+
+
+def _region(nodes: tuple[torch.fx.Node, ...]) -> Region | None:
+    results = [(node, position) for node in nodes for position in _used_results(node, set(nodes))]
+    if not results and not any(node.target._schema.is_mutable for node in nodes):  # type: ignore[union-attr]
         return None
-    results = [value] if isinstance(value, torch.Tensor) else list(value or ())
+    calls = [_Call(node.target, node.args, node.kwargs, _names_of(node)) for node in nodes]  # type: ignore[arg-type]
+    number = {node: index for index, node in enumerate(nodes)}
     try:
-        workload, inputs = _workload(node.target, node.args, node.kwargs, {i: results[i] for i in used}, _node_tensor)
+        tensors = [((number[node], position), _result(node, position)) for node, position in results]
+        workload, inputs = _workload(calls, tensors, _node_tensor)
     except (_NotTunable, UnknownRange):
         return None
-    return Region(node, workload, inputs, used)
+    return Region(nodes, workload, inputs, tuple(results))
 
 
 def workload_of(node: torch.fx.Node) -> Workload | None:
@@ -128,10 +148,8 @@ def workload_from_call(
     kept = tuple(i for i, r in enumerate(results) if isinstance(r, torch.Tensor)) if used is None else tuple(used)
     try:
         workload, _ = _workload(
-            op,
-            args,
-            kwargs,
-            {i: results[i] for i in kept},
+            [_Call(op, args, kwargs, {})],
+            [((0, i), results[i]) for i in kept],
             lambda t: (id(t), t, id(t) in constants) if isinstance(t, torch.Tensor) else None,
         )
     except (_NotTunable, UnknownRange) as error:
@@ -168,11 +186,54 @@ def is_tunable(op: OpOverload) -> bool:
     return bool(schema.returns) and all(str(r.type) == "Tensor" for r in schema.returns)
 
 
-def _used_results(node: torch.fx.Node, value: Any) -> tuple[int, ...]:
-    if isinstance(value, torch.Tensor):
-        return (0,)
-    used = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+def is_view(op: OpOverload) -> bool:
+    """Whether ``op`` gives one tensor that lies in its first argument's memory, and does nothing else."""
+    schema = op._schema
+    if schema.name == "aten::_unsafe_view":
+        return True
+    returned = schema.returns[0].alias_info if len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor" else None
+    return returned is not None and not schema.is_mutable
+
+
+def _used_results(node: torch.fx.Node, members: set[torch.fx.Node]) -> tuple[int, ...]:
+    """Which results of ``node`` are read by others than ``members``; of one that stands alone its only one always is."""
+    if is_view(node.target):  # type: ignore[arg-type]
+        return ()
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return (0,) if len(members) == 1 or _read_outside(node, members) else ()
+    items = [user for user in node.users if user.target is operator.getitem]
+    used = {item.args[1] for item in items if _read_outside(item, members)}
     return tuple(sorted(i for i in used if isinstance(i, int)))
+
+
+def _read_outside(value: torch.fx.Node, members: set[torch.fx.Node]) -> bool:
+    """A view inside that is read outside as well stands for what it views: it will be made once more there."""
+    return any(
+        user not in members or (is_view(user.target) and _read_outside(user, members))  # type: ignore[arg-type]
+        for user in value.users
+    )
+
+
+def _names_of(node: torch.fx.Node) -> dict[torch.fx.Node, int]:
+    """The nodes that stand for a result of ``node``, and which one."""
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return {node: 0}
+    return {user: user.args[1] for user in node.users if user.target is operator.getitem}  # type: ignore[misc]
+
+
+def _result(node: torch.fx.Node, position: int) -> torch.Tensor:
+    value = node.meta["val"]
+    return value if isinstance(value, torch.Tensor) else value[position]  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One operator call; ``names`` are the identities under which later calls refer to its results."""
+
+    op: OpOverload
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    names: Mapping[Any, int]
 
 
 _Tensor = tuple[Any, torch.Tensor, bool]  # identity, (fake) tensor, constant
@@ -188,51 +249,69 @@ def _node_tensor(value: Any) -> _Tensor | None:
 
 
 def _workload(
-    op: OpOverload,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    results: Mapping[int, torch.Tensor],
+    calls: Sequence[_Call],
+    results: Sequence[tuple[tuple[int, int], torch.Tensor]],
     as_tensor: Callable[[Any], _Tensor | None],
 ) -> tuple[Workload, tuple[Any, ...]]:
-    by_name, positional = _bind(op, args, kwargs)
-    if torch.Tag.nondeterministic_seeded in op.tags and _argument(op, by_name, "dropout_p") != 0.0:
-        raise _NotTunable("it draws random numbers")
-    values = {name: _map(value, lambda v: found[1] if (found := as_tensor(v)) else v) for name, value in by_name.items()}
-    inputs: dict[Any, int] = {}
-    specs: list[TensorSpec] = []
-    mutated: set[int] = set()
-    written = {a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    """The workload of calls in order, whose ``results`` (call and position, tensor) are wanted; and its inputs' identities."""
+    encoder = _Encoder(as_tensor)
+    operators = tuple(encoder.operator(call) for call in calls)
+    workload = Workload(
+        operators=operators,
+        inputs=tuple(encoder.specs),
+        outputs=tuple(Out(call, position) for (call, position), _ in results),
+        results=tuple(_spec(tensor, None, None, constant=False) for _, tensor in results),
+        mutates=tuple(sorted(encoder.mutated)),
+    )
+    return workload, tuple(encoder.inputs)
 
-    def encode(name: str, value: Any) -> Arg:
-        found = as_tensor(value)
+
+class _Encoder:
+    """Turns calls into operators; what is not a result of an earlier call becomes an input of the region."""
+
+    def __init__(self, as_tensor: Callable[[Any], _Tensor | None]) -> None:
+        self._as_tensor = as_tensor
+        self.inputs: dict[Any, int] = {}
+        self.specs: list[TensorSpec] = []
+        self.mutated: set[int] = set()
+        self._inner: dict[Any, Out] = {}
+        self._count = 0
+
+    def operator(self, call: _Call) -> Operator:
+        op = call.op
+        by_name, positional = _bind(op, call.args, call.kwargs)
+        if torch.Tag.nondeterministic_seeded in op.tags and _argument(op, by_name, "dropout_p") != 0.0:
+            raise _NotTunable("it draws random numbers")
+        values = {n: _map(v, lambda x: found[1] if (found := self._as_tensor(x)) else x) for n, v in by_name.items()}
+        encoded = {name: self._encode(op, name, value, values) for name, value in by_name.items()}
+        for name, position in call.names.items():
+            self._inner[name] = Out(self._count, position)
+        self._count += 1
+        return Operator(
+            str(op),
+            tuple(encoded[name] for name in positional),
+            tuple(sorted((name, arg) for name, arg in encoded.items() if name not in positional)),
+        )
+
+    def _encode(self, op: OpOverload, name: str, value: Any, values: Mapping[str, Any]) -> Arg:
+        found = self._as_tensor(value)
         if found is not None:
-            key, tensor, constant = found
-            if key not in inputs:
-                inputs[key] = len(specs)
-                low, high = value_range(op, name, tensor.dtype, values)
-                specs.append(_spec(tensor, low, high, constant))
-            if name in written:
-                mutated.add(inputs[key])
-            return In(inputs[key])
+            return self._tensor(op, name, found, values)
         if isinstance(value, list | tuple):
-            return tuple(encode(name, v) for v in value)
+            return tuple(self._encode(op, name, v, values) for v in value)
         return _constant(value)
 
-    encoded = {name: encode(name, value) for name, value in by_name.items()}
-    workload = Workload(
-        operators=(
-            Operator(
-                str(op),
-                tuple(encoded[name] for name in positional),
-                tuple(sorted((name, arg) for name, arg in encoded.items() if name not in positional)),
-            ),
-        ),
-        inputs=tuple(specs),
-        outputs=tuple(Out(0, i) for i in results),
-        results=tuple(_spec(r, None, None, constant=False) for r in results.values()),
-        mutates=tuple(sorted(mutated)),
-    )
-    return workload, tuple(inputs)
+    def _tensor(self, op: OpOverload, name: str, found: _Tensor, values: Mapping[str, Any]) -> Arg:
+        key, tensor, constant = found
+        if key in self._inner:
+            return self._inner[key]
+        if key not in self.inputs:
+            self.inputs[key] = len(self.specs)
+            low, high = value_range(op, name, tensor.dtype, values)
+            self.specs.append(_spec(tensor, low, high, constant))
+        if any(a.name == name and a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments):
+            self.mutated.add(self.inputs[key])
+        return In(self.inputs[key])
 
 
 def _bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

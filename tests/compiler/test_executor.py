@@ -18,7 +18,7 @@ def trace(function, *inputs):
 
 
 def bind(module, op, kernel):
-    return {n: BoundKernel(region_of(n), kernel) for n in module.graph.nodes if n.target is op}
+    return [BoundKernel(region_of(n), kernel) for n in module.graph.nodes if n.target is op]
 
 
 def twice(program, *inputs):

@@ -1,0 +1,80 @@
+"""What depends on what in a graph, and an order in which a region's nodes can run as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch.fx
+
+from raftune.graph.workloads import Region, is_view
+
+
+class Ancestry:
+    """Answers, for a graph that does not change meanwhile, which nodes a node depends on (as bits by position)."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.position = {node: index for index, node in enumerate(graph.nodes)}
+        self._ancestors: list[int] = []
+        for node in graph.nodes:
+            bits = 0
+            for used in node.all_input_nodes:
+                bits |= self._ancestors[self.position[used]] | 1 << self.position[used]
+            self._ancestors.append(bits)
+        self._descendants = [0] * len(self._ancestors)
+        for node in reversed(list(graph.nodes)):
+            here = self.position[node]
+            for user in node.users:
+                self._descendants[here] |= self._descendants[self.position[user]] | 1 << self.position[user]
+
+    def bits(self, nodes: Iterable[torch.fx.Node]) -> int:
+        return sum(1 << self.position[node] for node in set(nodes))
+
+    def ancestors(self, node: torch.fx.Node) -> int:
+        return self._ancestors[self.position[node]]
+
+    def is_convex(self, nodes: Sequence[torch.fx.Node]) -> bool:
+        """Whether no path leaves the set and comes back: only then can its nodes run as one unit."""
+        own, before, after = self.bits(nodes), 0, 0
+        for node in nodes:
+            before |= self._ancestors[self.position[node]]
+            after |= self._descendants[self.position[node]]
+        return not before & after & ~own
+
+
+def contract(graph: torch.fx.Graph, region: Region) -> bool:
+    """Prepare ``graph`` for running all of ``region`` at its first node; whether that is possible.
+
+    What it needs is moved before that node, and views in it that others read are made once more for them. It is not possible
+    if other regions, contracted before, have made a cycle with it: something needed would come before what it needs.
+    """
+    members, first = set(region.nodes), region.nodes[0]
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    needed: set[torch.fx.Node] = set()
+    stack = list(region.inputs)
+    while stack:
+        node = stack.pop()
+        if node in members:
+            return False
+        if node not in needed and order[node] > order[first]:
+            needed.add(node)
+            stack += node.all_input_nodes
+    for node in sorted(needed, key=order.__getitem__):
+        first.prepend(node)
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def remade(node: torch.fx.Node) -> torch.fx.Node:
+        """``node`` for readers outside: views inside are made again from what the region returns."""
+        if node not in members or not is_view(node.target):  # type: ignore[arg-type]
+            return node
+        if node not in copies:
+            with graph.inserting_after(node):
+                copies[node] = graph.node_copy(node, remade)
+        return copies[node]
+
+    for node in region.nodes:
+        outside = [user for user in node.users if user not in members and user not in copies.values()]
+        if outside and is_view(node.target):  # type: ignore[arg-type]
+            copy = remade(node)
+            for user in outside:
+                user.replace_input_with(node, copy)
+    return True

@@ -1,0 +1,137 @@
+"""Rule-based proposals for dialects that generate code: chains of element-wise operators, normalizations and reductions.
+
+A rule only proposes; whether a region is worth lowering as one is measured, like everything else.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from raftune.graph.fusion.order import Ancestry
+from raftune.graph.workloads import Region, Task, fused_region, is_tunable, is_view
+
+# Operators that compute in one or two passes over their argument, which a code generator merges with element-wise neighbours.
+_REDUCING = frozenset(
+    {
+        "aten::native_layer_norm",
+        "aten::native_layer_norm_backward",
+        "aten::native_group_norm",
+        "aten::native_group_norm_backward",
+        "aten::native_batch_norm",
+        "aten::native_batch_norm_backward",
+        "aten::_native_batch_norm_legit",
+        "aten::_native_batch_norm_legit_functional",
+        "aten::_softmax",
+        "aten::_softmax_backward_data",
+        "aten::_log_softmax",
+        "aten::_log_softmax_backward_data",
+        "aten::nll_loss_forward",
+        "aten::nll_loss_backward",
+        "aten::sum",
+        "aten::mean",
+        "aten::var",
+        "aten::amax",
+    }
+)
+_ELEMENTWISE = frozenset({"aten::gelu_backward", "aten::threshold_backward", "aten::silu_backward", "aten::tanh_backward"})
+# More operators than this are not one chain any more, and take a code generator long.
+_MOST = 8
+
+
+def propose(graph: torch.fx.Graph) -> list[Region]:
+    """Regions of two and more operators, which may overlap: maximal groups, and every pair of neighbours in a larger one."""
+    ancestry = Ancestry(graph)
+    found: dict[frozenset[torch.fx.Node], Region] = {}
+    for group in _groups(graph, ancestry):
+        members = set(group)
+        pairs = [[a, b] for b in group for a in _producers(b) if a in members] if len(group) > 2 else []
+        for nodes in [group, *pairs]:
+            ordered = sorted(_with_views(nodes), key=ancestry.position.__getitem__)
+            key = frozenset(ordered)
+            if key in found or not ancestry.is_convex(ordered):
+                continue
+            region = fused_region(ordered)
+            if region is not None:
+                found[key] = region
+    return list(found.values())
+
+
+def proposed_tasks(*graph_modules: torch.fx.GraphModule) -> list[Task]:
+    """The proposals of the graphs that make up one step as tasks, in order of first appearance."""
+    counts = Counter(region.workload for module in graph_modules for region in propose(module.graph))
+    return [Task(workload, weight) for workload, weight in counts.items()]
+
+
+def _groups(graph: torch.fx.Graph, ancestry: Ancestry) -> Iterator[list[torch.fx.Node]]:
+    """Maximal convex groups, grown along the graph's order by merging each operator with the groups that it reads."""
+    group_of: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node in graph.nodes:
+        if not _fusible(node):
+            continue
+        group = group_of[node] = [node]
+        for producer in _producers(node):
+            other = group_of.get(producer)
+            if other is None or other is group or not _same_space(producer, node):
+                continue
+            merged = sorted({*other, *group}, key=ancestry.position.__getitem__)
+            if len(merged) <= _MOST and ancestry.is_convex(sorted(_with_views(merged), key=ancestry.position.__getitem__)):
+                group = merged
+                group_of.update((member, merged) for member in merged)
+    unique = {id(group): group for group in group_of.values()}
+    yield from (group for group in unique.values() if len(group) > 1)
+
+
+def _fusible(node: torch.fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or not is_tunable(node.target):
+        return False
+    if node.target._schema.is_mutable:
+        return False
+    name = node.target._schema.name
+    return torch.Tag.pointwise in node.target.tags or name in _REDUCING or name in _ELEMENTWISE
+
+
+def _producers(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The operators that ``node`` reads, through views and getitems."""
+    found = []
+    for used in node.all_input_nodes:
+        while used.op == "call_function" and (used.target is operator.getitem or _is_view(used)):
+            used = used.all_input_nodes[0]
+        found.append(used)
+    return list(dict.fromkeys(found))
+
+
+def _with_views(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+    """``nodes`` and the views between them (getitems belong to what they unpack, and are not counted as members)."""
+    members = set(nodes)
+    found = set(nodes)
+    for node in nodes:
+        for used in node.all_input_nodes:
+            path = []
+            while used.op == "call_function" and (used.target is operator.getitem or _is_view(used)):
+                path.append(used)
+                used = used.all_input_nodes[0]
+            if used in members:
+                found.update(step for step in path if step.target is not operator.getitem)
+    return found
+
+
+def _same_space(producer: torch.fx.Node, consumer: torch.fx.Node) -> bool:
+    """Whether both run over as many elements: what a generated loop nest can share."""
+    return _extent(producer) == _extent(consumer)
+
+
+def _extent(node: torch.fx.Node) -> int:
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    tensors = [t for v in values for t in (v if isinstance(v, list | tuple) else [v]) if isinstance(t, torch.Tensor)]
+    return max((math.prod(t.shape) for t in tensors), default=0)
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and is_view(node.target)
