@@ -104,8 +104,8 @@ class _CheckingInterpreter(torch.fx.Interpreter):
             del self._kernels[n]
         if n in self._values:
             return self._values.pop(n)
-        if n.target is operator.getitem and (source := self.env.get(n.args[0])) is None:  # type: ignore[call-overload]
-            return source  # of a node inside a region, whose results nobody else reads
+        if n.target is operator.getitem and self.env[n.all_input_nodes[0]] is None:
+            return None  # of a node inside a region, whose results nobody else reads
         return super().run_node(n)
 
     def _run_kernel(self, bound: BoundKernel) -> bool:

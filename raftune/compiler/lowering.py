@@ -61,6 +61,9 @@ def _contracted(module: torch.fx.GraphModule, regions: Sequence[Region]) -> tupl
         )
         for region in regions
     ]
-    fitting = [region for region in moved if contract(graph, region)]
+    fitting: list[Region] = []
+    for region in moved:
+        if contract(graph, region, fitting):
+            fitting.append(region)
     graph.lint()
     return torch.fx.GraphModule(module, graph), fitting

@@ -223,7 +223,7 @@ def _names_of(node: torch.fx.Node) -> dict[torch.fx.Node, int]:
 
 def _result(node: torch.fx.Node, position: int) -> torch.Tensor:
     value = node.meta["val"]
-    return value if isinstance(value, torch.Tensor) else value[position]  # type: ignore[no-any-return]
+    return value if isinstance(value, torch.Tensor) else value[position]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,12 +41,13 @@ class Ancestry:
         return not before & after & ~own
 
 
-def contract(graph: torch.fx.Graph, region: Region) -> bool:
+def contract(graph: torch.fx.Graph, region: Region, before: Sequence[Region] = ()) -> bool:
     """Prepare ``graph`` for running all of ``region`` at its first node; whether that is possible.
 
     What it needs is moved before that node, and views in it that others read are made once more for them. It is not possible
-    if other regions, contracted before, have made a cycle with it: something needed would come before what it needs.
+    if regions contracted ``before`` make a cycle with it: one of them needs a result of this one, and this one a result of it.
     """
+    contracted = {node: other for other in before for node in other.nodes}
     members, first = set(region.nodes), region.nodes[0]
     order = {node: index for index, node in enumerate(graph.nodes)}
     needed: set[torch.fx.Node] = set()
@@ -55,10 +56,12 @@ def contract(graph: torch.fx.Graph, region: Region) -> bool:
         node = stack.pop()
         if node in members:
             return False
-        if node not in needed and order[node] > order[first]:
-            needed.add(node)
-            stack += node.all_input_nodes
-    for node in sorted(needed, key=order.__getitem__):
+        if node in needed or order[node] < order[first]:
+            continue
+        unit = contracted.get(node)
+        needed.update((node,) if unit is None else unit.nodes)
+        stack += node.all_input_nodes if unit is None else unit.inputs
+    for node in sorted((n for n in needed if order[n] > order[first]), key=order.__getitem__):
         first.prepend(node)
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
 

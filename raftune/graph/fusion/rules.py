@@ -99,26 +99,27 @@ def _fusible(node: torch.fx.Node) -> bool:
 
 def _producers(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The operators that ``node`` reads, through views and getitems."""
-    found = []
-    for used in node.all_input_nodes:
-        while used.op == "call_function" and (used.target is operator.getitem or _is_view(used)):
-            used = used.all_input_nodes[0]
-        found.append(used)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(_source(used)[0] for used in node.all_input_nodes))
+
+
+def _source(value: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]]:
+    """The operator behind ``value``, and the views on the way to it."""
+    views = []
+    while value.op == "call_function" and (value.target is operator.getitem or _is_view(value)):
+        if value.target is not operator.getitem:
+            views.append(value)
+        value = value.all_input_nodes[0]
+    return value, views
 
 
 def _with_views(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
-    """``nodes`` and the views between them (getitems belong to what they unpack, and are not counted as members)."""
-    members = set(nodes)
+    """``nodes`` and the views between them."""
     found = set(nodes)
     for node in nodes:
         for used in node.all_input_nodes:
-            path = []
-            while used.op == "call_function" and (used.target is operator.getitem or _is_view(used)):
-                path.append(used)
-                used = used.all_input_nodes[0]
-            if used in members:
-                found.update(step for step in path if step.target is not operator.getitem)
+            source, views = _source(used)
+            if source in nodes:
+                found.update(views)
     return found
 
 
