@@ -77,8 +77,9 @@ def short_shapes(workload: Workload, limit: int = 3) -> str:
 
 
 def short_config(candidate: Candidate, limit: int = 44) -> str:
-    """A config's values in one short line."""
-    text = ", ".join(f"{k}={v}" if not isinstance(v, str) else v for k, v in candidate.config.items())
+    """A config's values in one short line; a schedule's trace says nothing in one."""
+    plain = {k: v for k, v in candidate.config.items() if not (isinstance(v, list) and any(isinstance(x, list) for x in v))}
+    text = ", ".join(f"{k}={v}" if not isinstance(v, str) else v for k, v in plain.items())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -180,7 +180,7 @@ class Measurer:
         return {"workload": workload.to_json(), "policy": policy, "reference_ns": self._reference_ns}
 
     def _ask(self, request: Message, timeout: float | None = None) -> Message:
-        """The worker's reply, or :class:`_Died`. Each event from the worker grants another ``policy.timeout``."""
+        """The worker's reply, or :class:`_Died`. Each event from the worker grants the time once more."""
         limit = self._policy.timeout if timeout is None else min(timeout, self._policy.timeout)
         worker = self._running()
         try:
@@ -211,14 +211,14 @@ class Measurer:
                 return message
             if message is not None:
                 index = int(message.get("index", index))
-                granted = _WARM_UP_TIMEOUT_S if message["event"] == "warming up" else self._policy.timeout
+                granted = _WARM_UP_TIMEOUT_S if message["event"] == "warming up" else limit
                 deadline = time.monotonic() + granted
             elif worker.process.poll() is not None:  # something that it started may still hold the connection open
                 raise _Died(Status.CRASH, self._epitaph(worker), index)
             if worker.resident() > self._memory_limit:
                 raise _Died(Status.OOM, f"more than {self._policy.memory_limit_mb} MB of memory", index)
             if time.monotonic() > deadline:
-                raise _Died(Status.TIMEOUT, f"not finished after {self._policy.timeout:g} s", index)
+                raise _Died(Status.TIMEOUT, f"not finished after {limit:.3g} s", index)
             if os.fstat(worker.output).st_size > _OUTPUT_LIMIT:
                 os.ftruncate(worker.output, 0)
 

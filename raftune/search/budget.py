@@ -18,6 +18,9 @@ _DURATION = re.compile(rf"(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s?)?",
 # budget is promised to hold within 10%.
 _BEGIN_SLACK = 0.03
 _STOP_SLACK = 0.07
+# With less than this share left a later run does not begin: its workers take longer to start. A run ends with something left,
+# as no result was recorded of the last it did.
+_TOO_LITTLE = 0.05
 
 
 class InvalidBudget(ValueError):
@@ -74,6 +77,8 @@ class Meter:
         self._clock = clock
         self._started = self._mark = clock()
         self._seconds = spent_seconds
+        if budget.seconds is not None and spent_seconds >= (1 - _TOO_LITTLE) * budget.seconds:
+            self._seconds = max(spent_seconds, budget.seconds)
         self._trials = spent_trials
 
     def charge(self, cost_s: float, *, trials: int = 0) -> float:

@@ -14,7 +14,8 @@ _UNKNOWN_S = 0.0
 _LEAST_S = 0.01
 # Asking a dialect for samples: a schedule space has to be built. Not learned, as the log has no row for it.
 SAMPLING_S = 10.0
-_DEADLY = (Status.CRASH, Status.TIMEOUT, Status.OOM)
+DEADLY = (Status.CRASH, Status.TIMEOUT, Status.OOM)
+"""Outcomes that cost the worker its life, and the search a new one."""
 # The first measurement of a run pays for starting the workers: no default is taken to be this much dearer than usual.
 _OUTLIER = 5.0
 # A rematch over the candidate's own measurement without its build, until one was seen; the default is timed as often.
@@ -37,7 +38,7 @@ class Costs:
             self._usual_default = median(self._defaults.values())
         else:
             # What a dialect does once, before its first candidate, is not part of building; what died costs what it cost.
-            extra = outcome.cost_s - self._base(task) if outcome.status in _DEADLY else outcome.build_s
+            extra = outcome.cost_s - self._base(task) if outcome.status in DEADLY else outcome.build_s
             # The least so far: the first workload of a dialect is the heaviest, and must not scare off from the light ones.
             known = self._extra.get(candidate.dialect, math.inf)
             self._extra[candidate.dialect] = min(known, max(extra, 0.0))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from raftune.dialects.base import Dialect
 from raftune.measurement import Outcome, Status
+from raftune.search.costs import DEADLY
 from raftune.search.protocols import Measurer
 from raftune.search.state import TaskState
 from raftune.search.strategies import PROMISING, Belief, Strategy, expected_gain
@@ -72,7 +73,8 @@ class Sampler:
         default_us = task.default_us
         outcomes = task.measured(dialect)
         times = [outcome.time_us for outcome in outcomes if outcome.status is Status.OK and outcome.time_us]
-        if not default_us or (outcomes and not times):
+        # A space that kills or stalls workers costs more than it can bring.
+        if not default_us or (outcomes and not times) or any(outcome.status in DEADLY for outcome in outcomes):
             return None
         # Each draw must have brought a result, else a machine too noisy to measure would be asked for ever.
         if self._draws[task.workload.digest, dialect] > _sampled(task, dialect):

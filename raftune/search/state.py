@@ -85,6 +85,11 @@ class TaskState:
         self.pool.extend(candidates)
         self.floor.update((candidate.digest, gain) for candidate in candidates)
 
+    def drop_samples(self, dialect: str) -> None:
+        """Try no more of what was sampled from a dialect."""
+        self.revision += 1
+        self.pool = [c for c in self.pool if c.dialect != dialect or c.digest in self.enumerated]
+
     def add_rematch(self, candidate: Candidate, rematch: Rematch) -> None:
         self.revision += 1
         self.rematches[candidate.digest] = (candidate, rematch)

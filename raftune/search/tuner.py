@@ -16,7 +16,7 @@ from raftune.log import TuningLog
 from raftune.measure import Measurer as ProcessMeasurer
 from raftune.measurement import Outcome, Policy, Status
 from raftune.search.budget import Budget, Meter, budget_key
-from raftune.search.costs import Costs
+from raftune.search.costs import DEADLY, Costs
 from raftune.search.events import Measured, Progress, Rematched, Sampled, SearchStarted, TaskStarted
 from raftune.search.protocols import Measurer
 from raftune.search.result import Stop, TaskResult, TaskStatus, TuneResult
@@ -29,6 +29,8 @@ from raftune.workload import Candidate, Workload
 # Rematches may hold back this share of the time budget, for the tasks that make up so much of what can be saved.
 _RESERVE_SHARE = 0.4
 _RESERVE_SAVING = 0.95
+# Some sampled schedules keep a compiler busy for minutes. There are always others: these get less than the policy grants.
+_SAMPLED_TIMEOUT_S = 15.0
 
 
 def tune(
@@ -249,9 +251,11 @@ class _Search:
 
     def _measure(self, state: TaskState, candidate: Candidate, reserve: float = 0.0) -> None:
         stop_after = self._meter.stop_after(reserve)
-        capped = stop_after < self._policy.timeout
+        sampled = candidate.digest not in state.enumerated
+        limit = min(self._policy.timeout, _SAMPLED_TIMEOUT_S) if sampled else self._policy.timeout
+        capped = stop_after < limit
         against = None if candidate == state.default or state.default_us is None else (state.default, state.default_us)
-        timeout = stop_after if capped else None
+        timeout = min(stop_after, limit) if capped or sampled else None
         outcome = self._measurer.measure(state.workload, candidate, default=against, timeout=timeout)
         if capped and outcome.status is Status.TIMEOUT:
             # Within the policy's own timeout it might have finished: that is no verdict on the candidate.
@@ -262,6 +266,8 @@ class _Search:
         self._log.record(state.workload, candidate, self._device, self._policy, outcome, self._run_id, is_default=is_default)
         self._measured += 1
         state.add(candidate, outcome)
+        if sampled and outcome.status in DEADLY:
+            state.drop_samples(candidate.dialect)
         if outcome.status is not Status.NOISY:
             self._strategy.learn(state, candidate, outcome)
             self._costs.observe(state, candidate, outcome)

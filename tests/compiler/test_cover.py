@@ -52,7 +52,7 @@ class Net(nn.Module):
 def net(tmp_path, record_win, monkeypatch):
     """A captured model, and a log in which the pair of an addition and a layer norm won with a given ratio."""
     torch.manual_seed(0)
-    model, inputs = Net(), (torch.randn(6, 16), torch.randn(6, 16), torch.randint(4, (6,)))
+    model, inputs = Net(), (torch.randn(64, 16), torch.randn(64, 16), torch.randint(4, (64,)))
     graph = capture(model, inputs, F.cross_entropy).reinplaced()
     pair = next(r for r in propose(graph.graph_module.graph) if "native_layer_norm.default" in r.workload.op)
     fused = Candidate("aten", torch.__version__, {"formulation": "default", "as": "one"})

@@ -28,7 +28,7 @@ def node(module, name):
     return next(n for n in module.graph.nodes if n.name == name)
 
 
-X, Y = torch.randn(8, 16), torch.randn(8, 16)
+X, Y = torch.randn(64, 16), torch.randn(64, 16)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,14 @@ X, Y = torch.randn(8, 16), torch.randn(8, 16)
     [
         (lambda x, y: (x + y).relu(), {"add+relu"}),
         (lambda x, y: F.layer_norm(x + y, (16,)), {"add+native_layer_norm"}),
-        (lambda x, y: (x + y).view(128).exp(), {"add+view+exp"}),
+        (lambda x, y: (x + y).view(1024).exp(), {"add+view+exp"}),
         (lambda x, y: ((x * y).exp(), (x * y).sum(0)), {"mul+exp", "mul+sum"}),
         (lambda x, y: x.mm(y.t()), set()),
         (lambda x, y: x.mm(y.t()).relu(), set()),
         (lambda x, y: (x.relu(), y.relu()), set()),
         (lambda x, y: x.relu().mm(y.t()).exp(), set()),
         (lambda x, y: F.dropout(x + y, 0.5), set()),
+        (lambda x, y: (x[0] + y[0]).relu(), set()),
     ],
 )
 def test_what_is_grouped(function, expected):
@@ -125,12 +126,33 @@ def test_two_regions_that_wait_for_each_other_are_not_both_contracted():
             torch.testing.assert_close(got, wanted)
 
 
+def test_nothing_is_moved_across_a_write_or_out_of_the_order_of_random_numbers():
+    def write(x, y):
+        z = x.exp()
+        w = y.sin()
+        y.copy_(z)
+        return z.tanh() + w
+
+    def draw(x, y):
+        z = x.exp()
+        first, second = torch.rand_like(x), torch.rand_like(y)
+        return z.tanh() + second, first
+
+    for function in (write, draw):
+        module = trace(function, X, Y.clone())
+        n = {v.name: v for v in module.graph.nodes}
+        before = [node.name for node in module.graph.nodes]
+        region = fused_region([n["exp"], n["tanh"], n["add"]])
+        assert not contract(module.graph, region)
+        assert [node.name for node in module.graph.nodes] == before
+
+
 def test_what_a_region_needs_is_moved_before_it_and_views_are_made_again():
     def function(x, y):
         z = x + y
-        flat = z.view(128)
+        flat = z.view(1024)
         late = y.mm(y.t()).sum()
-        return flat.exp() * late, flat.view(16, 8), flat
+        return flat.exp() * late, flat.view(16, 64), flat
 
     module = trace(function, X, Y)
     n = {v.name: v for v in module.graph.nodes}
@@ -155,7 +177,7 @@ class Block(nn.Module):
 
 def test_steps_with_every_proposal_as_one_follow_eager():
     torch.manual_seed(0)
-    model, inputs = Block(), (torch.randn(8, 16), torch.randint(16, (8,)))
+    model, inputs = Block(), (torch.randn(64, 16), torch.randint(16, (64,)))
     twin = copy.deepcopy(model)
     graph = capture(model, inputs, F.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)).reinplaced()
     taken, regions = set(), []
@@ -197,7 +219,7 @@ def test_a_region_whose_kernel_fails_gives_its_place_back():
 
 
 def test_contract_leaves_the_graph_valid():
-    module = trace(lambda x, y: (x + y).view(128).exp().view(8, 16).mm(y.t()), X, Y)
+    module = trace(lambda x, y: (x + y).view(1024).exp().view(64, 16).mm(y.t()), X, Y)
     for region in propose(module.graph):
         assert contract(module.graph, region)
         module.graph.lint()

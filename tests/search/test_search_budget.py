@@ -70,3 +70,8 @@ def test_a_meter_without_limits_admits_everything() -> None:
     meter = Meter(Budget(), 1e9, 10**9, Clock())
     assert meter.open
     assert meter.room() == math.inf
+
+
+@pytest.mark.parametrize(("spent", "opens"), [(0.0, True), (94.0, True), (96.0, False), (101.0, False)])
+def test_the_rest_of_a_spent_budget_is_not_worth_a_start(spent: float, opens: bool) -> None:
+    assert Meter(Budget(100.0), spent, 1, Clock()).open is opens

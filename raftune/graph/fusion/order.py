@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 import torch.fx
+from torch._ops import OpOverload
 
 from raftune.graph.workloads import Region, is_view
 
@@ -46,6 +48,7 @@ def contract(graph: torch.fx.Graph, region: Region, before: Sequence[Region] = (
 
     What it needs is moved before that node, and views in it that others read are made once more for them. It is not possible
     if regions contracted ``before`` make a cycle with it: one of them needs a result of this one, and this one a result of it.
+    Nor if something would be moved across a write, or a random operator at all: a seed must mean what it means in eager.
     """
     contracted = {node: other for other in before for node in other.nodes}
     members, first = set(region.nodes), region.nodes[0]
@@ -61,7 +64,11 @@ def contract(graph: torch.fx.Graph, region: Region, before: Sequence[Region] = (
         unit = contracted.get(node)
         needed.update((node,) if unit is None else unit.nodes)
         stack += node.all_input_nodes if unit is None else unit.inputs
-    for node in sorted((n for n in needed if order[n] > order[first]), key=order.__getitem__):
+    moved = sorted((n for n in needed if order[n] > order[first]), key=order.__getitem__)
+    last = max(order[node] for node in (*region.nodes, *moved))
+    if any(_is_random(node) for node in moved) or any(_writes(n) and order[first] < order[n] < last for n in graph.nodes):
+        return False
+    for node in moved:
         first.prepend(node)
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
 
@@ -81,3 +88,11 @@ def contract(graph: torch.fx.Graph, region: Region, before: Sequence[Region] = (
             for user in outside:
                 user.replace_input_with(node, copy)
     return True
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable

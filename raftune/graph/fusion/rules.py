@@ -43,6 +43,8 @@ _REDUCING = frozenset(
 _ELEMENTWISE = frozenset({"aten::gelu_backward", "aten::threshold_backward", "aten::silu_backward", "aten::tanh_backward"})
 # More operators than this are not one chain any more, and take a code generator long.
 _MOST = 8
+# Over fewer elements than this an operator is its dispatch, and nothing is gained that a measurement would see.
+_LEAST_EXTENT = 1024
 
 
 def propose(graph: torch.fx.Graph) -> list[Region]:
@@ -91,9 +93,9 @@ def _groups(graph: torch.fx.Graph, ancestry: Ancestry) -> Iterator[list[torch.fx
 def _fusible(node: torch.fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or not is_tunable(node.target):
         return False
-    if node.target._schema.is_mutable:
-        return False
     name = node.target._schema.name
+    if _extent(node) < _LEAST_EXTENT:
+        return False
     return torch.Tag.pointwise in node.target.tags or name in _REDUCING or name in _ELEMENTWISE
 
 
