@@ -126,6 +126,7 @@ def test_without_a_race_the_logs_winners_are_used(bench):
         lambda plan: [plan],
     ],
 )
+@pytest.mark.filterwarnings("ignore::raftune.log.LogWarning")
 def test_a_spoiled_plan_is_raced_again(bench, spoil):
     bench.compile()
     with sqlite3.connect(bench.path) as connection:
