@@ -66,7 +66,8 @@ def test_the_default_comes_first_and_configs_are_distinct_json(workloads: dict[s
         ("mm_empty_contraction", {"default"}, {"layout", "bmm"}),
         ("bmm", {"layout", "loop"}, {"fold", "bmm"}),
         ("bmm_shared", {"fold", "loop"}, {"bmm"}),
-        ("conv_1x1", {"matmul_channels_last", "im2col", "memory"}, {"taps"}),
+        ("conv_1x1", {"matmul_channels_last", "im2col", "memory"}, {"taps", "im2col_at_once"}),
+        ("conv_3x3", {"im2col", "im2col_at_once"}, {"matmul_channels_last"}),
         ("conv_depthwise", {"taps", "memory"}, {"im2col", "slow", "matmul_channels_last"}),
         ("conv_transposed", {"memory"}, {"im2col", "slow"}),
         ("conv_backward_grouped", {"separate", "memory"}, {"im2col"}),
@@ -82,6 +83,21 @@ def test_a_formulation_is_offered_where_it_makes_a_difference(
     found = names(workloads[name])
     assert offered <= found
     assert not not_offered & found
+
+
+def test_one_product_over_all_samples_comes_first_where_the_weight_is_larger_than_the_patches() -> None:
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    for size, expected in ((2, "im2col_at_once"), (32, "im2col")):
+        x, w = torch.empty(4, 16, size, size), torch.empty(16, 16, 3, 3)
+        forward = workload_from_call(ops.convolution.default, (x, w, None, *rest))
+        backward = workload_from_call(
+            ops.convolution_backward.default, (x, x, w, None, *rest, [True, True, False]), used=[0, 1]
+        )
+        assert aten.candidates(forward)[1]["formulation"] == expected
+        separate = [c for c in aten.candidates(backward) if c["formulation"] == "separate"]
+        first = "im2col_at_once" if size == 2 else "backward"
+        assert first in (separate[0]["input"], separate[0]["weight"])
+        assert {"im2col", "im2col_at_once"} <= {c["weight"] for c in separate} & {c["input"] for c in separate}
 
 
 def test_layouts_that_are_already_there_are_not_offered_again(workloads: dict[str, Workload]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from itertools import product
 from typing import TYPE_CHECKING
 
+from raftune.dialects.aten import unfolded
+from raftune.dialects.aten.unfolded import Forward
 from raftune.dialects.base import BuildError, Kernel
 from raftune.dialects.calls import check_keys, choice, conform_all
 from raftune.dialects.convolutions import LAYOUTS, Convolution, Gradient, gradients, to_layout
@@ -13,8 +15,6 @@ from raftune.workload import Config, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Forward = Callable[["Tensor", "Tensor", "Tensor | None"], "Tensor"]
 
 _TAPS_LIMIT = 25
 _CONVOLVED = ("backward", "transposed", "convolution")
@@ -26,7 +26,7 @@ def configs(workload: Workload) -> list[Config]:
         return []
     if convolution.is_backward:
         return _separate_configs(convolution)
-    found: list[Config] = [{"formulation": name} for name, applies in _FORWARD_APPLIES.items() if applies(convolution)]
+    found: list[Config] = [{"formulation": name} for name in _ordered(convolution, _FORWARD_APPLIES)]
     return found
 
 
@@ -50,7 +50,8 @@ def build(workload: Workload, config: Config) -> Kernel:
 _FORWARD_APPLIES: dict[str, Callable[[Convolution], bool]] = {
     "bias_after": lambda c: c.bias is not None,
     "matmul_channels_last": lambda c: c.is_pointwise and c.rank == 2,
-    "im2col": lambda c: c.is_plain and c.rank == 2,
+    "im2col": unfolded.applies,
+    "im2col_at_once": unfolded.at_once_applies,
     "slow": lambda c: c.is_plain and c.rank == 2 and all(d == 1 for d in c.dilation),
     "taps": lambda c: c.is_depthwise and c.rank == 2 and c.kernel[0] * c.kernel[1] <= _TAPS_LIMIT,
 }
@@ -59,11 +60,11 @@ _FORWARD_APPLIES: dict[str, Callable[[Convolution], bool]] = {
 def _bias_after(c: Convolution) -> Forward:
     import torch
 
-    convolve, shape = torch.convolution, (1, -1, *[1] * c.rank)
+    convolve = torch.convolution
     rest = (list(c.stride), list(c.padding), list(c.dilation), c.transposed, list(c.output_padding), c.groups)
 
     def forward(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        return _add(convolve(x, w, None, *rest), bias, shape)
+        return unfolded.add_bias(convolve(x, w, None, *rest), bias)
 
     return forward
 
@@ -79,19 +80,6 @@ def _matmul_channels_last(c: Convolution) -> Forward:
         matrix = w.view(out_channels, channels).t()
         out = torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
         return out.view(n, height, width, out_channels).permute(0, 3, 1, 2)
-
-    return forward
-
-
-def _im2col(c: Convolution) -> Forward:
-    import torch
-
-    unfold, n, out_channels = _columns(c), c.x.shape[0], c.w.shape[0]
-    contracted, shape = c.w.numel // out_channels, (n, out_channels, *c.output_spatial)
-
-    def forward(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        matrix = w.reshape(1, out_channels, contracted).expand(n, out_channels, contracted)
-        return _add(torch.bmm(matrix, unfold(x)).view(shape), bias, (1, -1, 1, 1))
 
     return forward
 
@@ -125,7 +113,7 @@ def _taps(c: Convolution) -> Forward:
         out = padded[:, :, windows[0][0], windows[0][1]] * scales[0]
         for (down, across), scale in zip(windows[1:], scales[1:], strict=True):
             out.addcmul_(padded[:, :, down, across], scale)
-        return _add(out, bias, (1, -1, 1, 1))
+        return unfolded.add_bias(out, bias)
 
     return forward
 
@@ -133,30 +121,22 @@ def _taps(c: Convolution) -> Forward:
 _FORWARD: dict[str, Callable[[Convolution], Forward]] = {
     "bias_after": _bias_after,
     "matmul_channels_last": _matmul_channels_last,
-    "im2col": _im2col,
+    "im2col": unfolded.forward_by_sample,
+    "im2col_at_once": unfolded.forward_at_once,
     "slow": _slow,
     "taps": _taps,
 }
 
 
-def _add(out: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    return out if bias is None else out.add_(bias.view(shape))
-
-
-def _columns(c: Convolution) -> Callable[[Tensor], Tensor]:
-    """The input as a matrix per sample: channels times taps by output positions."""
-    import torch
-
-    if c.is_pointwise:
-        return lambda x: x.flatten(2)
-    im2col = torch._C._nn.im2col
-    kernel, dilation, padding, stride = list(c.kernel), list(c.dilation), list(c.padding), list(c.stride)
-    return lambda x: im2col(x, kernel, dilation, padding, stride)
+def _ordered(c: Convolution, applies: dict[str, Callable[[Convolution], bool]]) -> list[str]:
+    """The formulations that apply, most promising first."""
+    found = [name for name, fits in applies.items() if fits(c)]
+    return sorted(found, key=lambda name: name != "im2col_at_once") if unfolded.one_product_first(c) else found
 
 
 def _separate_configs(c: Convolution) -> list[Config]:
-    of_input = [name for name, applies in _INPUT_APPLIES.items() if applies(c)] if c.mask[0] else [None]
-    of_weight = [name for name, applies in _WEIGHT_APPLIES.items() if applies(c)] if c.mask[1] else [None]
+    of_input: list[str | None] = [*_ordered(c, _INPUT_APPLIES)] if c.mask[0] else [None]
+    of_weight: list[str | None] = [*_ordered(c, _WEIGHT_APPLIES)] if c.mask[1] else [None]
     found: list[Config] = []
     for first, second in product(of_input, of_weight):
         for layout in (c.layout, c.other_layout):
@@ -203,13 +183,15 @@ def _part(
 _INPUT_APPLIES: dict[str, Callable[[Convolution], bool]] = {
     "backward": lambda c: True,
     "transposed": lambda c: not c.transposed,
-    "im2col": lambda c: c.is_plain and c.rank == 2,
+    "im2col": unfolded.applies,
+    "im2col_at_once": unfolded.at_once_applies,
     "matmul_channels_last": lambda c: c.is_pointwise and c.rank == 2,
 }
 _WEIGHT_APPLIES: dict[str, Callable[[Convolution], bool]] = {
     "backward": lambda c: True,
     "convolution": lambda c: c.is_plain,
-    "im2col": lambda c: c.is_plain and c.rank == 2,
+    "im2col": unfolded.applies,
+    "im2col_at_once": unfolded.at_once_applies,
     "matmul_channels_last": lambda c: c.is_pointwise and c.rank == 2,
 }
 
@@ -229,22 +211,6 @@ def _input_transposed(c: Convolution) -> Gradient:
     convolve = torch.convolution
     rest = (list(c.stride), list(c.padding), list(c.dilation), True, list(c.input_output_padding), c.groups)
     return lambda go, x, w: convolve(go, w, None, *rest)
-
-
-def _input_im2col(c: Convolution) -> Gradient:
-    import torch
-
-    n, out_channels, contracted = c.x.shape[0], c.w.shape[0], c.w.numel // c.w.shape[0]
-    shape, spatial, pointwise = c.x.shape, list(c.x.shape[2:]), c.is_pointwise
-    kernel, dilation, padding, stride = list(c.kernel), list(c.dilation), list(c.padding), list(c.stride)
-    col2im = torch._C._nn.col2im
-
-    def gradient(go: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        matrix = w.reshape(out_channels, contracted).t().unsqueeze(0).expand(n, contracted, out_channels)
-        columns = torch.bmm(matrix, go.flatten(2))
-        return columns.view(shape) if pointwise else col2im(columns, spatial, kernel, dilation, padding, stride)
-
-    return gradient
 
 
 def _input_matmul_channels_last(c: Convolution) -> Gradient:
@@ -270,13 +236,6 @@ def _weight_convolution(c: Convolution) -> Gradient:
     return lambda go, x, w: convolve(x.transpose(0, 1), go.transpose(0, 1), None, *rest).transpose(0, 1)[crop]
 
 
-def _weight_im2col(c: Convolution) -> Gradient:
-    import torch
-
-    unfold, shape = _columns(c), c.w.shape
-    return lambda go, x, w: torch.bmm(go.flatten(2), unfold(x).mT).sum(0).view(shape)
-
-
 def _weight_matmul_channels_last(c: Convolution) -> Gradient:
     import torch
 
@@ -293,12 +252,14 @@ def _weight_matmul_channels_last(c: Convolution) -> Gradient:
 _INPUT: dict[str, Callable[[Convolution], Gradient]] = {
     "backward": lambda c: _masked_backward(c, 0),
     "transposed": _input_transposed,
-    "im2col": _input_im2col,
+    "im2col": unfolded.input_by_sample,
+    "im2col_at_once": unfolded.input_at_once,
     "matmul_channels_last": _input_matmul_channels_last,
 }
 _WEIGHT: dict[str, Callable[[Convolution], Gradient]] = {
     "backward": lambda c: _masked_backward(c, 1),
     "convolution": _weight_convolution,
-    "im2col": _weight_im2col,
+    "im2col": unfolded.weight_by_sample,
+    "im2col_at_once": unfolded.weight_at_once,
     "matmul_channels_last": _weight_matmul_channels_last,
 }
