@@ -73,6 +73,7 @@ class _Attention:
         self.scale = float(scale) if isinstance(scale, int | float) else 1 / math.sqrt(query.shape[-1])
         self.low_precision = query.dtype in ("bfloat16", "float16")
         self.batch = query.shape[0]
+        self.normalizer_used = any(out.index == 1 for out in call.workload.outputs)
 
     def kernel(self) -> Kernel:
         import torch
@@ -96,14 +97,14 @@ class _Attention:
         return conform_all(self.call.workload, select_outputs(self.call.workload, by_entry if self.one_by_one else whole))
 
     def scores(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+        """``(batch, heads, queries, keys)``, in float32 at least."""
         import torch
 
-        scores = torch.matmul(query, key.mT).mul_(self.scale)
+        scores = torch.matmul(query * self.scale, key.mT)
         if self.low_precision:
             scores = scores.float()
         if self.causal:
-            rows, columns = scores.shape[-2:]
-            scores.masked_fill_(torch.ones(rows, columns, dtype=torch.bool).triu_(1), -math.inf)
+            scores.add_(torch.full(scores.shape[-2:], -math.inf, dtype=scores.dtype).triu_(1))
         if mask is not None:
             scores = scores.masked_fill_(~mask, -math.inf) if self.boolean_mask else scores.add_(mask)
         return scores
@@ -112,8 +113,9 @@ class _Attention:
         import torch
 
         scores = self.scores(query, key, mask)
-        normalizer = torch.logsumexp(scores, -1)
-        weights = scores.sub_(normalizer.unsqueeze(-1)).exp_()
+        weights = torch.softmax(scores, -1)
+        # The softmax of a row's largest score is one over the sum of exponentials, relative to that score.
+        normalizer = scores.amax(-1).sub_(weights.amax(-1).log_()) if self.normalizer_used else scores.new_empty(1)
         return torch.matmul(weights.to(value.dtype), value), normalizer
 
     def backward(
