@@ -13,6 +13,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from raftune.dialects.base import Kernel
+from raftune.dialects.entry import entry
 from raftune.graph.workloads import Region
 from raftune.workload import TensorSpec, Workload
 
@@ -203,7 +204,7 @@ def _generate(
                     return None
                 return f"{name} = {item}"
             return f"{name} = {names[source]}[{int(index)}]"  # type: ignore[index,arg-type]
-        target = node.target._op if isinstance(node.target, OpOverload) else node.target
+        target = _entry(node) if isinstance(node.target, OpOverload) else node.target
         keywords = [f"{k}={text(v)}" for k, v in node.kwargs.items()]
         return f"{name} = {bind('f', target)}({', '.join([*(text(a) for a in node.args), *keywords])})"
 
@@ -238,6 +239,11 @@ def _generate(
     exec(compile(source, "<raftune program>", "exec"), bindings)
     run: Callable[[list[Any]], Sequence[Any]] = bindings["run"]
     return run
+
+
+def _entry(node: torch.fx.Node) -> Any:
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return entry(node.target, args, kwargs)  # type: ignore[arg-type]
 
 
 def _leaves(value: Any) -> list[Any]:

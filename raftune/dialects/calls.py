@@ -189,25 +189,11 @@ def _place(arg: Arg) -> Callable[[tuple[Any, ...]], Any]:
 
 
 def _entry(workload: Workload, operator: Operator) -> Kernel:
-    """The cheapest way into the overload: its Python binding, which eager code enters by and which boxes no arguments.
-
-    Some overloads have no binding or one with another signature; a call on ``meta`` tensors tells, and the overload itself
-    is then taken.
-    """
     import torch
 
+    from raftune.dialects.entry import entry
     from raftune.dialects.torch_ops import dtype_of, resolve
 
-    overload = resolve(operator.op)
-    name = operator.op.split(".")[1]
-    binding = getattr(torch._C._VariableFunctions, name, None) or getattr(torch._C._nn, name, None)
-    if binding is None or overload.namespace != "aten" or overload._schema.is_mutable:
-        return overload
     metas = tuple(torch.empty_strided(s.shape, s.stride, dtype=dtype_of(s.dtype), device="meta") for s in workload.inputs)
-    try:
-        binding(*[_place(a)(metas) for a in operator.args], **{name: _place(a)(metas) for name, a in operator.kwargs})
-    except TypeError:
-        return overload
-    except (NotImplementedError, RuntimeError):
-        pass  # the arguments fit; the operator only has no meta kernel
-    return binding  # type: ignore[no-any-return]
+    args = [_place(a)(metas) for a in operator.args]
+    return entry(resolve(operator.op), args, {name: _place(a)(metas) for name, a in operator.kwargs})
