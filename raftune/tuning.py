@@ -15,7 +15,9 @@ from typing import Any, Literal
 import torch
 
 from raftune.compiler.backend import asked_tasks
+from raftune.compiler.cover import cover
 from raftune.compiler.eager import EagerStep
+from raftune.compiler.lowering import regions_of
 from raftune.compiler.plan import recommended_plan
 from raftune.compiler.profile import Profile, profile_step
 from raftune.compiler.selector import Selector
@@ -23,7 +25,7 @@ from raftune.compiler.step import compile_step
 from raftune.device import Device, current_device, thread_environment
 from raftune.dialects import registry
 from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
-from raftune.graph.fusion import proposed_tasks
+from raftune.graph.fusion import propose, proposed_tasks
 from raftune.log import LogError, TuningLog
 from raftune.measure import Measurer
 from raftune.measure.race import RaceResult
@@ -165,7 +167,10 @@ def tune_model(
         if result.stopped is Stop.INTERRUPTED:
             return ModelOutcome(result, None)
         with registry.with_dialects(request.dialects or tuple(registry.installed())):
-            plan = recommended_plan(prepared.graph, Selector(log, device=prepared.device))
+            selector = Selector(log, device=prepared.device)
+            graph = prepared.graph.graph_module.graph
+            regions = regions_of(graph, cover(propose(graph), selector))
+            plan = recommended_plan(prepared.graph, regions, selector)
     if plan is not None:
         return ModelOutcome(result, plan.race)
     return ModelOutcome(result, *_race_in_child(request, log_path, prepared.device.threads))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.fx
@@ -10,36 +10,46 @@ import torch.fx
 from raftune.compiler.cover import cover
 from raftune.compiler.executor import BoundKernel, Program
 from raftune.compiler.selector import Selector
-from raftune.graph import Region, region_of
-from raftune.graph.fusion import contract
+from raftune.graph import Region, fused_region, region_of
+from raftune.graph.fusion import contract, propose
 from raftune.memory import keep_pages
 
 
-def lower(graph_module: torch.fx.GraphModule, selector: Selector) -> Program:
-    """Choose and build for every region. A node whose choice is PyTorch's own operator keeps it, at no extra cost."""
-    keep_pages()
-    graph_module, fused = _contracted(graph_module, cover(graph_module.graph, selector))
-    kernels = []
-    for region in [*fused, *_singles(graph_module.graph, fused)]:
-        # The default of an in-place update is not the operator in the graph (that is the fused one): it must be built.
-        if selector.choose(region.workload).is_default and not region.workload.mutates:
-            continue
-        choice, kernel = selector.build(region.workload)
-        if not choice.is_default or region.workload.mutates:
-            kernels.append(BoundKernel(region, kernel, choice.dialect))
+def lower(graph_module: torch.fx.GraphModule, selector: Selector, fused: Sequence[Region] | None = None) -> Program:
+    """Choose and build for every region. A node whose choice is PyTorch's own operator keeps it, at no extra cost.
+
+    ``fused`` are the regions of several operators, by default those that the log says are worth it.
+    """
+    if fused is None:
+        fused = cover(propose(graph_module.graph), selector)
+    program = assemble(graph_module, fused, lambda region: chosen_kernel(region, selector))
     selector.report_misses()
-    return Program(graph_module, kernels)
+    return program
 
 
-def regions_of(graph: torch.fx.Graph, selector: Selector) -> list[Region]:
-    """The regions that lowering the graph asks the selector for."""
-    fused = cover(graph, selector)
-    return [*fused, *_singles(graph, fused)]
+def assemble(
+    graph_module: torch.fx.GraphModule, fused: Sequence[Region], build: Callable[[Region], BoundKernel | None]
+) -> Program:
+    """A program of ``fused`` and of the remaining operators; where ``build`` gives ``None`` PyTorch's operators run."""
+    keep_pages()
+    graph_module, fused = _contracted(graph_module, fused)
+    kernels = map(build, regions_of(graph_module.graph, fused))
+    return Program(graph_module, [kernel for kernel in kernels if kernel is not None])
 
 
-def _singles(graph: torch.fx.Graph, fused: Sequence[Region]) -> list[Region]:
+def chosen_kernel(region: Region, selector: Selector) -> BoundKernel | None:
+    """What the selector chooses for a region; ``None`` for PyTorch's operators as they stand in the graph."""
+    # The default of an in-place update is not the operator in the graph (that is the fused one): it must be built.
+    if selector.choose(region.workload).is_default and not region.workload.mutates:
+        return None
+    choice, kernel = selector.build(region.workload)
+    return None if choice.is_default and not region.workload.mutates else BoundKernel(region, kernel, choice.dialect)
+
+
+def regions_of(graph: torch.fx.Graph, fused: Sequence[Region]) -> list[Region]:
+    """``fused`` and every operator outside of them that is a region of its own."""
     covered = {node for region in fused for node in region.nodes}
-    return [region for node in graph.nodes if node not in covered and (region := region_of(node)) is not None]
+    return [*fused, *(r for node in graph.nodes if node not in covered and (r := region_of(node)) is not None)]
 
 
 def _contracted(module: torch.fx.GraphModule, regions: Sequence[Region]) -> tuple[torch.fx.GraphModule, list[Region]]:
@@ -52,18 +62,11 @@ def _contracted(module: torch.fx.GraphModule, regions: Sequence[Region]) -> tupl
     graph.output(output)
     for old, new in copy.items():
         new.meta = dict(old.meta)
-    moved = [
-        Region(
-            tuple(copy[node] for node in region.nodes),
-            region.workload,
-            tuple(copy[node] for node in region.inputs),
-            tuple((copy[node], position) for node, position in region.results),
-        )
-        for region in regions
-    ]
-    fitting: list[Region] = []
-    for region in moved:
-        if contract(graph, region, fitting):
-            fitting.append(region)
+    fitting: list[tuple[torch.fx.Node, ...]] = []
+    for nodes in [tuple(copy[node] for node in region.nodes) for region in regions]:
+        if contract(graph, nodes, fitting):
+            fitting.append(nodes)
     graph.lint()
-    return torch.fx.GraphModule(module, graph), fitting
+    # What a region reads may have become the copy of a view that another region holds.
+    again = [fused_region(nodes) for nodes in fitting]
+    return torch.fx.GraphModule(module, graph), [region for region in again if region is not None]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 
-from raftune.compiler.lowering import regions_of
 from raftune.compiler.selector import PlannedChoice, Provenance, Selector
 from raftune.device import Device
-from raftune.graph import TrainingGraph
+from raftune.graph import Region, TrainingGraph
 from raftune.log import TuningLog
-from raftune.measure.race import RaceResult
+from raftune.measure.race import EAGER, RaceResult
 from raftune.workload import Candidate, canonical_json, digest_text
 
 logger = logging.getLogger("raftune")
@@ -25,15 +24,15 @@ _WORTH_A_RACE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Choices by workload digest, and how the step that they make did against eager."""
+    """Choices by workload digest, and how the step that they make did against eager and single compilers."""
 
     choices: Mapping[str, PlannedChoice]
     race: RaceResult
 
     @staticmethod
-    def of(graph: TrainingGraph, selector: Selector, race: RaceResult) -> Plan:
-        """The plan that ``selector`` makes for ``graph``, with its race."""
-        return Plan(_choices(graph, selector), race)
+    def of(regions: Sequence[Region], selector: Selector, race: RaceResult) -> Plan:
+        """The plan that ``selector`` makes for the regions of a graph, with its race."""
+        return Plan(_choices(regions, selector), race)
 
     def to_json(self) -> dict[str, Any]:
         choices = {
@@ -61,24 +60,25 @@ def plan_key(graph: TrainingGraph) -> str:
     return digest_text(canonical_json([graph.digest, torch.__version__]))
 
 
-def recommended_plan(graph: TrainingGraph, selector: Selector) -> Plan | None:
+def recommended_plan(graph: TrainingGraph, regions: Sequence[Region], selector: Selector) -> Plan | None:
     """The plan that the log holds for this step and device, unless it has to be raced anew.
 
-    That is so if one of its choices cannot be built here, or if the log's present winners promise to save enough over it; and
-    after a race that eager won, with any other choice.
+    ``regions`` are those of the graph by what the log says now. The plan has to be raced anew if one of its choices cannot be
+    built here, or if the log's present winners promise to save enough over it and over what won its race; and after a race that
+    eager won, with any other choice.
     """
     log = selector.log
     plan = None if log is None else _stored(plan_key(graph), log, selector.device)
     if plan is None:
         return None
-    present = _choices(graph, selector)
+    present = _choices(regions, selector)
     if not present.keys() <= plan.choices.keys():
         return None
     changed = [digest for digest, choice in present.items() if plan.choices[digest].candidate != choice.candidate]
-    if not changed or plan.race.winner != "raftune":
+    if not changed or plan.race.winner == EAGER:
         return None if changed else plan
     saved_us = 0.0
-    for region in regions_of(graph.graph_module.graph, selector):
+    for region in regions:
         digest = region.workload.digest
         if digest not in changed:
             continue
@@ -86,11 +86,11 @@ def recommended_plan(graph: TrainingGraph, selector: Selector) -> Plan | None:
         if before is None or now is None or not selector.usable(region.workload, plan.choices[digest].candidate):
             return None
         saved_us += before - now
-    return plan if saved_us < _WORTH_A_RACE * plan.race.raftune_ms * 1e3 else None
+    wanted_ms = plan.race.raftune_ms - (1.0 - _WORTH_A_RACE) * plan.race.best_ms
+    return plan if saved_us < wanted_ms * 1e3 else None
 
 
-def _choices(graph: TrainingGraph, selector: Selector) -> dict[str, PlannedChoice]:
-    regions = regions_of(graph.graph_module.graph, selector)
+def _choices(regions: Sequence[Region], selector: Selector) -> dict[str, PlannedChoice]:
     return {region.workload.digest: PlannedChoice.of(selector.choose(region.workload)) for region in regions}
 
 

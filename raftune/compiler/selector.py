@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -110,6 +111,12 @@ class Selector:
         if choice is None:
             choice = self._choices[key] = self._choose(workload)
         return choice
+
+    def fresh(self) -> Selector:
+        """A selector for the same log and device that has chosen nothing yet and follows nothing."""
+        other = copy.copy(self)
+        other.counts, other.followed, other._choices = Counts(), {}, {}
+        return other
 
     def follow(self, choices: Mapping[str, PlannedChoice]) -> None:
         """Repeat these choices, by workload digest, instead of asking the log, where they can be built here."""

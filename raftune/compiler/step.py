@@ -4,55 +4,93 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from raftune.compiler.eager import EagerStep, kept_state
-from raftune.compiler.lowering import lower
+from raftune.compiler.contest import contest
+from raftune.compiler.cover import cover
+from raftune.compiler.eager import EagerStep
+from raftune.compiler.executor import Program
+from raftune.compiler.lowering import lower, regions_of
 from raftune.compiler.plan import Plan, plan_key, recommended_plan
 from raftune.compiler.selector import Selector
-from raftune.device import Device
-from raftune.graph import StepMismatch, StepResult, TrainingGraph, capture
+from raftune.compiler.single import compiled_alone, single_compilers
+from raftune.graph import BatchMismatch, CaptureError, StepMismatch, StepResult, TrainingGraph, capture
+from raftune.graph.fusion import propose
+from raftune.graph.structure import BatchSpec
 from raftune.log import LogError, TuningLog
-from raftune.measure.race import RaceResult, race
+from raftune.measure.race import EAGER, PLAN, RaceResult
 
 logger = logging.getLogger("raftune")
 
-# The captured step reorders sums, so losses differ in the last digits; a wrong plan is far beyond this.
-_LOSS_TOLERANCE = 1e-3
+# How many other kinds of batches are compiled for, as dynamo's limit of recompilations.
+_MOST_VARIANTS = 8
 
 
 class CompiledStep:
     """Call it with a batch: one step of training on the live model and optimizer, or one forward pass.
 
-    ``uses`` is ``raftune`` or ``eager``, whichever won the race (``raftune`` where there was none). ``race`` is the result.
-    A batch, model or optimizer setting other than the captured one runs in eager, with one warning.
+    ``uses`` names the winner of the race: ``raftune`` for the plan (also where there was no race), ``eager``, or the single
+    compiler that beat both. ``race`` is the result. A batch of another shape runs in eager the first time and is compiled for
+    the second time, up to a limit; with a model or optimizer setting other than the captured one, eager runs with one warning.
     """
 
-    def __init__(self, graph: TrainingGraph, selector: Selector) -> None:
+    def __init__(self, compiler: _Compiler, graph: TrainingGraph, selector: Selector, program: Program) -> None:
         self.graph = graph
         self.selector = selector
+        self.program = program
         self.race: RaceResult | None = None
-        self.uses: Literal["raftune", "eager"] = "raftune"
+        self.uses = PLAN
         self.eager = EagerStep(graph.source.model, graph.source.loss, graph.source.optimizer, graph.mode)
+        self._compiler = compiler
         self._step = graph.bind()
-        self.program = lower(graph.graph_module, selector)
-        self._warned = False
+        self._variants: dict[BatchSpec, CompiledStep | None] = {}  # None: seen once, or not to be compiled
+        self._refused: set[BatchSpec] = set()
+        self._warned: set[type] = set()
 
     def __call__(self, inputs: Any) -> StepResult:
-        return self.eager(inputs) if self.uses == "eager" else self.run_compiled(inputs)
+        return self.eager(inputs) if self.uses == EAGER else self.run_compiled(inputs)
 
     def run_compiled(self, inputs: Any) -> StepResult:
         """The compiled step, whatever the race said."""
         try:
             return self._step.run(self._flat, inputs)
+        except BatchMismatch as mismatch:
+            variant = self._variant(inputs, mismatch)
+            return self.eager(inputs) if variant is None else variant(inputs)
         except StepMismatch as mismatch:
-            if not self._warned:
-                self._warned = True
-                logger.warning("raftune: the step was compiled for other inputs and runs in eager: %s", mismatch)
+            self._warn(mismatch)
             return self.eager(inputs)
+
+    def _variant(self, inputs: Any, mismatch: BatchMismatch) -> CompiledStep | None:
+        """The step for another kind of batch, or ``None`` where that runs in eager."""
+        try:
+            spec = BatchSpec.of(inputs)
+        except CaptureError:
+            self._warn(mismatch)
+            return None
+        if spec not in self._variants:
+            self._variants[spec] = None
+            return None
+        found = self._variants[spec]
+        if found is None and spec not in self._refused:
+            if sum(variant is not None for variant in self._variants.values()) >= _MOST_VARIANTS:
+                self._warn(mismatch, f"{_MOST_VARIANTS} other kinds of batches were compiled for: ")
+                return None
+            try:
+                found = self._variants[spec] = self._compiler.compile(inputs)
+            except CaptureError as error:
+                self._refused.add(spec)
+                logger.warning("raftune: a batch of another kind cannot be compiled for and runs in eager: %s", error)
+        return found
+
+    def _warn(self, mismatch: StepMismatch, reason: str = "") -> None:
+        if type(mismatch) not in self._warned:
+            self._warned.add(type(mismatch))
+            logger.warning("raftune: %sthe step was compiled for other inputs and runs in eager: %s", reason, mismatch)
 
     def _flat(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         return self.program(list(tensors))
@@ -70,62 +108,78 @@ def compile_step(
 ) -> CompiledStep:
     """Compile one step for batches like ``inputs`` from a tuning log, and keep it only if it beats eager.
 
-    ``inputs``, ``loss``, ``optimizer`` and ``mode`` are those of :func:`raftune.graph.capture`. The compiled and the eager
-    step are raced, interleaved, and the plan is used if it is faster beyond doubt; it is remembered in the log with its result,
-    and repeated from there until the log's winners promise to save another 2% of the step.
-    The race leaves model, optimizer and random state as they were. Raises :class:`~raftune.graph.CaptureError` and
+    ``inputs``, ``loss``, ``optimizer`` and ``mode`` are those of :func:`raftune.graph.capture`. The plan from the log, eager
+    and the step by each dialect that takes whole graphs are raced, interleaved, and the fastest beyond doubt is used. The
+    plan is remembered in the log with its race, and repeated from there until the log's winners promise to save another 2% of
+    the step. The race leaves model, optimizer and random state as they were. Raises :class:`~raftune.graph.CaptureError` and
     :class:`~raftune.log.LogError`.
     """
-    graph = capture(model, inputs, loss, optimizer, mode=mode).reinplaced()
-    selector = Selector(log)
-    plan = recommended_plan(graph, selector) if race else None
-    if plan is not None:
-        selector.follow(plan.choices)
-    step = CompiledStep(graph, selector)
-    if plan is not None:
-        _use(step, plan.race)
-    elif race:
-        _settle(step, inputs)
-    return step
+    return _Compiler(model, loss, optimizer, mode, Selector(log), race).compile(inputs)
 
 
-def _settle(step: CompiledStep, inputs: Any) -> None:
-    """Decide between eager and the plan by racing them, and let the log remember."""
-    result = _race_now(step, inputs)
-    if result is None:
-        step.uses = "eager"
-        return
-    selector = step.selector
-    if selector.log is not None:
-        _remember(selector.log.path, plan_key(step.graph), selector.device, Plan.of(step.graph, selector, result))
-    _use(step, result)
+@dataclass(frozen=True)
+class _Compiler:
+    """What stays the same for batches of different kinds."""
+
+    model: torch.nn.Module
+    loss: Callable[..., torch.Tensor] | None
+    optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None
+    mode: Literal["train", "infer"]
+    selector: Selector
+    race: bool
+    singles: bool = True
+
+    def compile(self, inputs: Any) -> CompiledStep:
+        graph = capture(self.model, inputs, self.loss, self.optimizer, mode=self.mode).reinplaced()
+        module, selector = graph.graph_module, self.selector.fresh()
+        proposals = propose(module.graph)
+        fused = cover(proposals, selector)
+        plan = recommended_plan(graph, regions_of(module.graph, fused), selector) if self.race else None
+        if plan is not None:
+            selector.follow(plan.choices)
+            fused = cover(proposals, selector)
+        alone = None if plan is None else _by_winner(plan.race, graph, selector)
+        step = CompiledStep(
+            # The optimizer of the first capture is the live one. In the middle of training no single compiler is waited for.
+            replace(self, optimizer=graph.source.optimizer, singles=False),
+            graph,
+            selector,
+            alone or lower(module, selector, fused),
+        )
+        if plan is not None:
+            step.race = plan.race
+            step.uses = plan.race.pair_winner if alone is None else plan.race.winner
+        elif self.race:
+            self._settle(step, inputs, fused)
+        return step
+
+    def _settle(self, step: CompiledStep, inputs: Any, fused: Sequence[Any]) -> None:
+        """Decide by racing, and let the log remember."""
+        module, selector = step.graph.graph_module, step.selector
+        programs = {PLAN: step.program}
+        for dialect in single_compilers() if self.singles else ():
+            if (program := compiled_alone(module, dialect, selector)) is not None:
+                programs[dialect.name] = program
+        result = contest(step.graph, step.eager, programs, inputs)
+        if result is None:
+            step.uses = EAGER
+            return
+        if selector.log is not None:
+            _remember(selector.log.path, step, Plan.of(regions_of(module.graph, fused), selector, result))
+        step.race, step.uses = result, result.winner
+        step.program = programs.get(result.winner, step.program)
 
 
-def _use(step: CompiledStep, result: RaceResult) -> None:
-    step.race = result
-    step.uses = "raftune" if result.winner == "raftune" else "eager"
+def _by_winner(race: RaceResult, graph: TrainingGraph, selector: Selector) -> Program | None:
+    """The program of the single compiler that won ``race``, if one did and can be had here."""
+    dialect = next((d for d in single_compilers() if d.name == race.winner), None)
+    return None if dialect is None else compiled_alone(graph.graph_module, dialect, selector)
 
 
-def _race_now(step: CompiledStep, inputs: Any) -> RaceResult | None:
-    """``None`` if the two steps do not compute the same loss: then the plan must not be used, however fast it is."""
-    source = step.graph.source
-    with kept_state(source.model, source.optimizer, source.loss) as restore:
-        losses = []
-        for run in (step.eager, step.run_compiled):
-            losses.append(run(inputs).loss)
-            restore()
-        if losses[0] is not None and losses[1] is not None:
-            expected, found = (float(loss) for loss in losses if loss is not None)
-            if not abs(found - expected) <= _LOSS_TOLERANCE * max(abs(expected), _LOSS_TOLERANCE):
-                logger.warning("raftune: the plan's loss is %r, eager's is %r; the plan is not used", found, expected)
-                return None
-        return race(lambda: step.eager(inputs), lambda: step.run_compiled(inputs))
-
-
-def _remember(path: Path, key: str, device: Device, plan: Plan) -> None:
+def _remember(path: Path, step: CompiledStep, plan: Plan) -> None:
     try:
         with TuningLog(path) as log:
-            log.record_race(key, device, plan.to_json())
+            log.record_race(plan_key(step.graph), step.selector.device, plan.to_json())
     except LogError as error:
         # A log on read-only media still serves; the next process races again.
         logger.info("raftune: the race was not recorded: %s", error)

@@ -24,10 +24,13 @@ class Dialect(ABC):
     """One family of implementations. Subclasses keep no per-workload state; constructing one imports nothing heavy.
 
     ``name`` is what logs and the command line call it. ``priority`` orders dialects where nothing was measured (higher first).
+    ``takes_graphs`` says that it compiles regions of any number of operators: a whole step by it alone then takes part in the
+    step's race.
     """
 
     name: ClassVar[str]
     priority: ClassVar[int]
+    takes_graphs: ClassVar[bool] = False
 
     @abstractmethod
     def version(self) -> str:

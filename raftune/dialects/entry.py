@@ -20,20 +20,20 @@ def entry(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cal
     values = pytree.tree_leaves((args, dict(kwargs)))
     symbolic = any(isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool) for v in values)
     if op.namespace != "aten" or symbolic or torch.Tag.nondeterministic_seeded in op.tags:
-        return op._op  # type: ignore[no-any-return]
+        return op._op
     name = op._schema.name.removeprefix("aten::")
     for owner in (torch._C._VariableFunctions, torch._C._nn, torch._C.TensorBase):
         binding = getattr(owner, name, None)
         if callable(binding) and _calls(binding, op, args, kwargs):
             return binding  # type: ignore[no-any-return]
-    return op._op  # type: ignore[no-any-return]
+    return op._op
 
 
-class _Seen(TorchDispatchMode):
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operators that are called."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[OpOverload] = []
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:

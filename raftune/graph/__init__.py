@@ -1,7 +1,7 @@
 """Training graphs: capture, and the workloads in them."""
 
 from raftune.graph.capture import capture
-from raftune.graph.errors import CaptureError, StepMismatch, UnsupportedOptimizer
+from raftune.graph.errors import BatchMismatch, CaptureError, StepMismatch, UnsupportedOptimizer
 from raftune.graph.step import Step, StepResult
 from raftune.graph.training_graph import Kind, Slot, TrainingGraph
 from raftune.graph.workloads import (
@@ -18,6 +18,7 @@ from raftune.graph.workloads import (
 
 __all__ = [
     "CONSTANT_META",
+    "BatchMismatch",
     "CaptureError",
     "Kind",
     "Region",

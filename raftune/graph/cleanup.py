@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -13,6 +14,18 @@ from raftune.graph.training_graph import Kind, Slot
 _aten = torch.ops.aten
 # In a functional graph nothing is written in place, so these return what they are given.
 _IDENTITIES = (_aten.detach.default, _aten.alias.default, _aten.lift_fresh_copy.default)
+
+
+# Factories that take the shape of their first argument, and what they fill the result with (or the argument that says so).
+_FILLS: dict[Any, Callable[[fx.Node], Any]] = {
+    _aten.zeros_like.default: lambda node: 0,
+    _aten.ones_like.default: lambda node: 1,
+    _aten.full_like.default: lambda node: node.args[1],
+    _aten.new_zeros.default: lambda node: 0,
+    _aten.new_ones.default: lambda node: 1,
+    _aten.new_full.default: lambda node: node.args[2],
+}
+_PARTS = (_aten.unbind.int, _aten.split.Tensor, _aten.split_with_sizes.default)
 
 
 def placeholders_of(graph: fx.Graph) -> list[fx.Node]:
@@ -30,6 +43,51 @@ def remove_identities(graph: fx.Graph) -> None:
         if node.op == "call_function" and node.target in _IDENTITIES:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def free_factories(graph: fx.Graph) -> None:
+    """Let ``ones_like`` and its kin not read the tensor whose shape they take: it would tie together what is independent."""
+    for node in list(graph.nodes):
+        fill = _FILLS.get(node.target) if node.op == "call_function" else None
+        if fill is None or not node.meta["val"].is_contiguous():
+            continue
+        result = node.meta["val"]
+        words = {"dtype": result.dtype, "device": result.device, "pin_memory": False}
+        with graph.inserting_before(node):
+            full = graph.call_function(_aten.full.default, (list(result.shape), fill(node)), words)
+        full.meta = dict(node.meta)
+        node.replace_all_uses_with(full)
+        graph.erase_node(node)
+
+
+def single_views(graph: fx.Graph) -> None:
+    """Take each part of an ``unbind`` or ``split`` by a view of its own, so that it depends on nothing else."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in _PARTS:
+            continue
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        dim = _argument(node, "dim")
+        starts = [0]
+        for part in node.meta["val"]:
+            starts.append(starts[-1] + (1 if node.target is _aten.unbind.int else part.shape[dim]))
+        for item in list(node.users):
+            index = item.args[1] % len(node.meta["val"])
+            with graph.inserting_before(item):
+                if node.target is _aten.unbind.int:
+                    view = graph.call_function(_aten.select.int, (source, dim, index))
+                else:
+                    view = graph.call_function(_aten.slice.Tensor, (source, dim, starts[index], starts[index + 1]))
+            view.meta = dict(item.meta)
+            item.replace_all_uses_with(view)
+            graph.erase_node(item)
+        graph.erase_node(node)
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    index = next(i for i, argument in enumerate(schema) if argument.name == name)
+    return node.args[index] if index < len(node.args) else node.kwargs.get(name, schema[index].default_value)
 
 
 def lift_constants(graph_module: fx.GraphModule) -> list[Tensor]:

@@ -16,3 +16,7 @@ class StepMismatch(RuntimeError):
 
     Nothing has been changed when this is raised: the caller may run the eager step instead, or capture again.
     """
+
+
+class BatchMismatch(StepMismatch):
+    """Only the batch differs from what was captured: its structure, a shape, a dtype or a constant."""

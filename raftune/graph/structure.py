@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from raftune.graph.errors import CaptureError, StepMismatch
+from raftune.graph.errors import BatchMismatch, CaptureError
 
 Loss = Callable[..., torch.Tensor]
 _LEAVES = (torch.Tensor, bool, int, float, str, torch.dtype, torch.device)
@@ -164,15 +164,15 @@ class BatchSpec:
         return BatchSpec(structure, tuple(TensorLeaf.of(x) if isinstance(x, torch.Tensor) else x for x in leaves))
 
     def leaves_of(self, inputs: Any) -> list[Any]:
-        """The batch's leaves with tensors in the captured layout; :class:`StepMismatch` if it is another kind of batch."""
+        """The batch's leaves with tensors in the captured layout; :class:`BatchMismatch` if it is another kind of batch."""
         leaves, structure = pytree.tree_flatten(plain(inputs))
         if structure != self.structure:
-            raise StepMismatch(f"the batch has the structure {structure}, captured was {self.structure}")
+            raise BatchMismatch(f"the batch has the structure {structure}, captured was {self.structure}")
         for index, (leaf, want) in enumerate(zip(leaves, self.leaves, strict=True)):
             if isinstance(want, TensorLeaf):
                 leaves[index] = _conform(leaf, want, index)
             elif type(leaf) is not type(want) or leaf != want:
-                raise StepMismatch(f"input {index} is {leaf!r}, captured as the constant {want!r}")
+                raise BatchMismatch(f"input {index} is {leaf!r}, captured as the constant {want!r}")
         return leaves
 
 
@@ -192,10 +192,10 @@ def _overlaps(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 def _conform(leaf: Any, want: TensorLeaf, index: int) -> torch.Tensor:
     if not isinstance(leaf, torch.Tensor):
-        raise StepMismatch(f"input {index} is {leaf!r}, captured as a tensor of shape {want.shape}")
+        raise BatchMismatch(f"input {index} is {leaf!r}, captured as a tensor of shape {want.shape}")
     if leaf.shape != want.shape or leaf.dtype != want.dtype or leaf.device != want.device:
         have = f"{leaf.dtype} {tuple(leaf.shape)} on {leaf.device}"
-        raise StepMismatch(f"input {index} is {have}, captured as {want.dtype} {want.shape} on {want.device}")
+        raise BatchMismatch(f"input {index} is {have}, captured as {want.dtype} {want.shape} on {want.device}")
     if leaf.stride() == want.stride:
         return leaf
     return torch.empty_strided(want.shape, want.stride, dtype=want.dtype, device=want.device).copy_(leaf)

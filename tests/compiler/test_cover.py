@@ -81,7 +81,7 @@ def _composed(workload, candidate):
 @pytest.mark.parametrize(("ratio", "singles", "taken"), [(0.8, 1.0, True), (0.8, 0.5, False), (0.4, 0.5, True)])
 def test_a_region_is_taken_if_it_beats_its_members_winners(net, ratio, singles, taken):
     _, _, graph, pair, log = net
-    regions = cover(graph.graph_module.graph, Selector(log(ratio, singles)))
+    regions = cover(propose(graph.graph_module.graph), Selector(log(ratio, singles)))
     assert [r.workload for r in regions] == ([pair.workload] if taken else [])
 
 
@@ -90,8 +90,8 @@ def test_an_unmeasured_member_or_region_is_not_guessed_at(net, tmp_path, record_
     path = tmp_path / "pair-only.sqlite"
     with TuningLog(path) as only:
         record_win(only, pair.workload, current_device(torch.get_num_threads()), Candidate("aten", "1", {}), ratio=0.1)
-    assert cover(graph.graph_module.graph, Selector(path)) == []
-    assert cover(graph.graph_module.graph, Selector(None)) == []
+    assert cover(propose(graph.graph_module.graph), Selector(path)) == []
+    assert cover(propose(graph.graph_module.graph), Selector(None)) == []
 
 
 def test_a_step_lowered_with_a_region_is_right_and_repeats_its_plan(net, monkeypatch):
@@ -99,6 +99,7 @@ def test_a_step_lowered_with_a_region_is_right_and_repeats_its_plan(net, monkeyp
     path = log(0.5)
     program = lower(graph.graph_module, Selector(path))
     assert [k.workload for k in program.bound if len(k.region.nodes) > 1] == [pair.workload]
+    monkeypatch.setattr("raftune.compiler.step.single_compilers", list)
     monkeypatch.setattr("raftune.measure.race.interleave", lambda sides: {"eager": [2.0] * 9, "raftune": [1.0] * 9})
     for _ in range(2):
         step = compile_step(model, inputs, loss=F.cross_entropy, log=path)

@@ -1,6 +1,7 @@
 import copy
 import logging
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,8 @@ from torch import nn
 
 import raftune.compiler.step as step_module
 from raftune.compiler.eager import EagerStep
+from raftune.compiler.executor import Program
+from raftune.compiler.lowering import lower
 from raftune.compiler.step import compile_step
 from raftune.device import current_device
 from raftune.dialects import candidates, default_candidate
@@ -55,13 +58,14 @@ def quick_race(monkeypatch):
     def with_ratio(ratio):
         raced = []
 
-        def race(eager, compiled):
+        def race(sides):
             raced.append(1)
-            eager()
-            compiled()
+            for run in sides.values():
+                run()
             return judge({"eager": [2.0] * 9, "raftune": [2.0 * ratio] * 9})
 
-        monkeypatch.setattr(step_module, "race", race)
+        monkeypatch.setattr("raftune.compiler.contest.race", race)
+        monkeypatch.setattr(step_module, "single_compilers", list)
         return raced
 
     return with_ratio
@@ -169,29 +173,54 @@ def test_a_change_after_compilation_runs_in_eager_with_one_warning(caplog):
 def test_a_plan_with_another_loss_is_never_used(full_log, quick_race, monkeypatch, caplog):
     quick_race(0.1)
     model, inputs = make()
-    monkeypatch.setattr(
-        step_module.CompiledStep,
-        "run_compiled",
-        lambda self, batch: self.eager((torch.zeros_like(batch[0]), batch[1])),
-    )
+    right = Program.__call__
+    monkeypatch.setattr(Program, "__call__", lambda self, args: [value * 1.01 for value in right(self, args)])
     step = compile_step(model, inputs, loss=F.cross_entropy, optimizer=adamw, log=full_log)
     assert step.uses == "eager"
     assert step.race is None
     assert "loss" in caplog.text
 
 
-def test_another_batch_size_runs_in_eager_with_one_warning(full_log, caplog):
+def test_other_batch_sizes_are_compiled_for_when_they_come_again_up_to_a_limit(full_log, caplog, monkeypatch):
+    monkeypatch.setattr(step_module, "_MOST_VARIANTS", 2)
     model, inputs = make()
     step = compile_step(model, inputs, loss=F.cross_entropy, optimizer=adamw, log=full_log, race=False)
-    other = (torch.randn(3, 3, 8, 8), torch.randint(5, (3,)))
     twin = copy.deepcopy(model)
+    eager = EagerStep(twin, F.cross_entropy, adamw(twin.parameters()), "train")
+    compiled = []
+    monkeypatch.setattr(step_module, "lower", lambda *args: compiled.append(1) or lower(*args))
+    sizes = [3, 3, 2, 5, 4, 5, 3, 4, 4]
     with caplog.at_level(logging.WARNING):
-        torch.manual_seed(3)
-        loss = step(other).loss
-        step(other)
-    torch.manual_seed(3)
-    torch.testing.assert_close(loss, F.cross_entropy(twin(other[0]), other[1]))
-    assert sum("runs in eager" in r.getMessage() for r in caplog.records) == 1
+        for size in sizes:
+            batch = (torch.randn(size, 3, 8, 8), torch.randint(5, (size,)))
+            losses = []
+            for run in (step, eager):
+                torch.manual_seed(size)
+                losses.append(run(batch).loss)
+            torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
+    assert len(compiled) == 2
+    assert sum("2 other kinds of batches were compiled for" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_a_batch_that_nothing_can_be_compiled_for_runs_in_eager(caplog):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, factor):
+            y = self.linear(x) * float(factor)
+            return y.sum() if x.shape[0] < 4 else y[y.sum(1) > 0].sum()
+
+    model = Scaled()
+    step = compile_step(model, {"x": torch.randn(2, 4), "factor": 2}, race=False)
+    large = {"x": torch.randn(5, 4), "factor": 2}
+    for _ in range(3):
+        expected = model(**large)
+        torch.testing.assert_close(step(large).loss, expected.detach())
+    assert sum("cannot be compiled for" in r.getMessage() for r in caplog.records) == 1
+    strange = {"x": torch.randn(2, 4), "factor": np.float32(3.0)}
+    torch.testing.assert_close(step(strange).loss, model(**strange).detach())
 
 
 def test_a_log_that_cannot_be_written_still_serves(full_log, quick_race, monkeypatch):

@@ -39,6 +39,7 @@ class InductorDialect(Dialect):
 
     name: ClassVar[str] = "inductor"
     priority: ClassVar[int] = 50
+    takes_graphs: ClassVar[bool] = True
 
     def version(self) -> str:
         return f"{torch_version()} {toolchain.compiler_version()}".strip()

@@ -2,5 +2,6 @@
 
 from raftune.graph.fusion.order import Ancestry, contract
 from raftune.graph.fusion.rules import propose, proposed_tasks
+from raftune.graph.fusion.whole import whole_regions
 
-__all__ = ["Ancestry", "contract", "propose", "proposed_tasks"]
+__all__ = ["Ancestry", "contract", "propose", "proposed_tasks", "whole_regions"]

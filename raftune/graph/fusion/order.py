@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 
 import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from raftune.graph.workloads import Region, is_view
+from raftune.graph.workloads import is_view
 
 
 class Ancestry:
@@ -43,18 +44,18 @@ class Ancestry:
         return not before & after & ~own
 
 
-def contract(graph: torch.fx.Graph, region: Region, before: Sequence[Region] = ()) -> bool:
-    """Prepare ``graph`` for running all of ``region`` at its first node; whether that is possible.
+def contract(graph: torch.fx.Graph, region: Sequence[torch.fx.Node], before: Sequence[Sequence[torch.fx.Node]] = ()) -> bool:
+    """Prepare ``graph`` for running all nodes of ``region`` at its first; whether that is possible.
 
     What it needs is moved before that node, and views in it that others read are made once more for them. It is not possible
     if regions contracted ``before`` make a cycle with it: one of them needs a result of this one, and this one a result of it.
     Nor if something would be moved across a write, or a random operator at all: a seed must mean what it means in eager.
     """
-    contracted = {node: other for other in before for node in other.nodes}
-    members, first = set(region.nodes), region.nodes[0]
+    contracted = {node: other for other in before for node in other}
+    members, first = set(region), region[0]
     order = {node: index for index, node in enumerate(graph.nodes)}
     needed: set[torch.fx.Node] = set()
-    stack = list(region.inputs)
+    stack = _read_by(region)
     while stack:
         node = stack.pop()
         if node in members:
@@ -62,10 +63,10 @@ def contract(graph: torch.fx.Graph, region: Region, before: Sequence[Region] = (
         if node in needed or order[node] < order[first]:
             continue
         unit = contracted.get(node)
-        needed.update((node,) if unit is None else unit.nodes)
-        stack += node.all_input_nodes if unit is None else unit.inputs
+        needed.update((node,) if unit is None else unit)
+        stack += node.all_input_nodes if unit is None else _read_by(unit)
     moved = sorted((n for n in needed if order[n] > order[first]), key=order.__getitem__)
-    last = max(order[node] for node in (*region.nodes, *moved))
+    last = max(order[node] for node in (*region, *moved))
     if any(_is_random(node) for node in moved) or any(_writes(n) and order[first] < order[n] < last for n in graph.nodes):
         return False
     for node in moved:
@@ -81,13 +82,20 @@ def contract(graph: torch.fx.Graph, region: Region, before: Sequence[Region] = (
                 copies[node] = graph.node_copy(node, remade)
         return copies[node]
 
-    for node in region.nodes:
+    for node in region:
         outside = [user for user in node.users if user not in members and user not in copies.values()]
         if outside and is_view(node.target):  # type: ignore[arg-type]
             copy = remade(node)
             for user in outside:
                 user.replace_input_with(node, copy)
     return True
+
+
+def _read_by(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    """What a region reads now: what it read may have become the copy of a view that another region holds."""
+    members = set(nodes)
+    read = dict.fromkeys(used for node in nodes for used in node.all_input_nodes)
+    return [n for n in read if n not in members and not (n.target is operator.getitem and n.all_input_nodes[0] in members)]
 
 
 def _is_random(node: torch.fx.Node) -> bool:
