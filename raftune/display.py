@@ -16,7 +16,7 @@ from raftune.dialects.registry import DialectInfo
 from raftune.log import LoggedWinner
 from raftune.measure.race import RaceResult
 from raftune.measurement import Status
-from raftune.search import Event, Measured, Rematched, Sampled, SearchStarted, TaskStarted, TuneResult
+from raftune.search import Event, Measured, Racing, Rematched, Sampled, SearchStarted, TaskStarted, TuneResult
 from raftune.search import Progress as Listener
 from raftune.workload import Candidate, Workload
 
@@ -41,7 +41,7 @@ def live_progress(budget_seconds: float | None) -> Iterator[Listener]:
             bar.update(line, description=text, completed=done)
             if isinstance(event, Rematched) and event.won:
                 bar.console.print(f"  {text}", highlight=False, soft_wrap=True)
-            elif not console.is_terminal and isinstance(event, SearchStarted | TaskStarted):
+            elif not console.is_terminal and isinstance(event, SearchStarted | TaskStarted | Racing):
                 console.print(text, highlight=False, soft_wrap=True)
 
         yield listen
@@ -56,6 +56,8 @@ def describe_event(event: Event) -> str:
             return f"default {event.index}/{event.total} {short_op(event.workload)}"
         case Sampled():
             return f"{event.dialect} proposes {event.count} for {short_op(event.workload)}"
+        case Racing():
+            return f"racing the step; a single compiler is waited for {event.patience_s:.0f} s at most"
         case Rematched():
             ratio = "" if event.rematch.ratio is None else f" at {event.rematch.ratio:.2f} of the default's time"
             verdict = "wins" if event.won else "loses"
@@ -114,12 +116,11 @@ def print_result(result: TuneResult, race: RaceResult | None) -> None:
         highlight=False,
     )
     if race is not None:
-        console.print(
-            f"step race: eager {race.eager_ms:.2f} ms, raftune {race.raftune_ms:.2f} ms, "
-            f"ratio {race.ratio:.3f} (95% bound {race.ratio_high:.3f}, {race.rounds} rounds): {race.winner} is used",
-            highlight=False,
-            soft_wrap=True,
-        )
+        text = f"step race: eager {race.eager_ms:.2f} ms, raftune {race.raftune_ms:.2f} ms, "
+        text += f"ratio {race.ratio:.3f} (95% bound {race.ratio_high:.3f}, {race.rounds} rounds)"
+        for name, single in race.singles.items():
+            text += f"; {name} alone {single.ms:.2f} ms, ratio {single.ratio:.3f} ({single.ratio_high:.3f})"
+        console.print(f"{text}: {race.winner} is used", soft_wrap=True)
 
 
 def print_tasks(rows: Sequence[tuple[Workload, int, dict[str, int]]]) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +19,7 @@ from raftune.compiler.plan import recommended_plan
 from raftune.compiler.profile import Profile, profile_step
 from raftune.compiler.selector import Selector
 from raftune.compiler.step import compile_step
-from raftune.device import Device, current_device, thread_environment
+from raftune.device import Device, current_device
 from raftune.dialects import registry
 from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
 from raftune.graph.fusion import propose, proposed_tasks
@@ -31,13 +28,16 @@ from raftune.measure import Measurer
 from raftune.measure.race import RaceResult
 from raftune.measurement import Policy
 from raftune.models import Target
-from raftune.search import Budget, Progress, Stop, TuneResult, tune
+from raftune.racing import race_in_child
+from raftune.search import Budget, Progress, Racing, Stop, TuneResult, tune
 from raftune.targets import TargetError, load_target, with_optimizer
 from raftune.workload import Workload
 
 Mode = Literal["train", "infer"]
 
-_RACE_TIMEOUT = 600.0
+# The share of a budget that is waited for single compilers after the search, and seconds where the budget knows no time.
+_PATIENCE = 0.25
+_PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,8 @@ def tune_model(
 ) -> ModelOutcome:
     """Search within ``budget``, then race the whole step in a fresh process, and record everything in the log.
 
+    For the step by single compilers another quarter of the budget is waited at most.
+
     A plan that the log recommends is not raced again, and after an interrupted search nothing is raced. Raises
     :class:`~raftune.log.LogError`.
     """
@@ -173,7 +175,12 @@ def tune_model(
             plan = recommended_plan(prepared.graph, regions, selector)
     if plan is not None:
         return ModelOutcome(result, plan.race)
-    return ModelOutcome(result, *_race_in_child(request, log_path, prepared.device.threads))
+    task = {name: getattr(request, name) for name in ("target", "mode", "optimizer", "seed", "dialects")}
+    patience_s = _PATIENCE_S if budget.seconds is None else _PATIENCE * budget.seconds
+    if progress is not None:
+        progress(Racing(patience_s))
+    raced = race_in_child(task, log_path, prepared.device.threads, patience_s)
+    return ModelOutcome(result, raced.race, raced.failure)
 
 
 def profile_model(request: ModelRequest, log_path: Path | None, rounds: int) -> Profile:
@@ -202,39 +209,3 @@ def _run_compiled(target: Target, mode: Mode, backend: Callable[..., Any]) -> No
 def _run(target: Target, mode: Mode, model: Callable[..., Any]) -> None:
     with torch.random.fork_rng(devices=[]):
         EagerStep(model, target.loss, None, mode)(target.inputs)
-
-
-def _race_in_child(request: ModelRequest, log_path: Path, threads: int) -> tuple[RaceResult | None, str]:
-    """Race in a process of its own: threads pinned as in measuring, and a kernel that crashes there takes nothing along."""
-    read_end, write_end = os.pipe()
-    task: dict[str, Any] = {
-        "target": request.target,
-        "mode": request.mode,
-        "optimizer": request.optimizer,
-        "seed": request.seed,
-        "threads": threads,
-        "dialects": request.dialects,
-        "log": str(log_path),
-        "answer": write_end,
-        "parent": os.getpid(),
-    }
-    with os.fdopen(read_end, encoding="utf-8") as answer:
-        try:
-            child = subprocess.run(
-                [sys.executable, "-m", "raftune.race_child", json.dumps(task)],
-                env=os.environ | thread_environment(threads, pinned=True),
-                pass_fds=[write_end],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=_RACE_TIMEOUT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return None, f"the step could not be raced within {_RACE_TIMEOUT:.0f} s, so the plan is not recommended"
-        finally:
-            os.close(write_end)
-        if child.returncode != 0:
-            tail = " ".join(child.stderr.split()[-40:])
-            return None, f"the step could not be raced, so the plan is not recommended (exit {child.returncode}): {tail}"
-        return RaceResult.from_json(json.loads(answer.readline())), ""

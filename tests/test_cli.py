@@ -170,7 +170,7 @@ def test_an_interrupted_search_is_not_raced_and_says_so(run, monkeypatch):
         raise AssertionError("raced")
 
     monkeypatch.setattr("raftune.tuning.tune", interrupted)
-    monkeypatch.setattr("raftune.tuning._race_in_child", no_race)
+    monkeypatch.setattr("raftune.tuning.race_in_child", no_race)
     result = run("tune", "model", "tiny.py:make", "--json")
     assert result.exit_code == 130
     assert json.loads(result.stdout)["stopped"] == "interrupted"
@@ -178,7 +178,7 @@ def test_an_interrupted_search_is_not_raced_and_says_so(run, monkeypatch):
 
 
 def test_a_race_without_end_is_a_plan_that_is_not_recommended(run, monkeypatch):
-    monkeypatch.setattr("raftune.tuning._RACE_TIMEOUT", 0.01)
+    monkeypatch.setattr("raftune.racing._RACE_TIMEOUT", 0.01)
     result = run("tune", "model", "tiny.py:make", "--trials", "0", "--json", "--dialects", "aten")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["race"] is None

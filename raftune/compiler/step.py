@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from raftune.compiler.lowering import lower, regions_of
 from raftune.compiler.plan import Plan, plan_key, recommended_plan
 from raftune.compiler.selector import Selector
 from raftune.compiler.single import compiled_alone, single_compilers
-from raftune.graph import BatchMismatch, CaptureError, StepMismatch, StepResult, TrainingGraph, capture
+from raftune.graph import BatchMismatch, CaptureError, Region, StepMismatch, StepResult, TrainingGraph, capture
 from raftune.graph.fusion import propose
 from raftune.graph.structure import BatchSpec
 from raftune.log import LogError, TuningLog
@@ -38,14 +38,16 @@ class CompiledStep:
     the second time, up to a limit; with a model or optimizer setting other than the captured one, eager runs with one warning.
     """
 
-    def __init__(self, compiler: _Compiler, graph: TrainingGraph, selector: Selector, program: Program) -> None:
+    def __init__(
+        self, compiler: _Compiler, graph: TrainingGraph, selector: Selector, program: Program, fused: Sequence[Region]
+    ) -> None:
         self.graph = graph
         self.selector = selector
         self.program = program
         self.race: RaceResult | None = None
         self.uses = PLAN
         self.eager = EagerStep(graph.source.model, graph.source.loss, graph.source.optimizer, graph.mode)
-        self._compiler = compiler
+        self._compiler, self._fused = compiler, fused
         self._step = graph.bind()
         self._variants: dict[BatchSpec, CompiledStep | None] = {}  # None: seen once, or not to be compiled
         self._refused: set[BatchSpec] = set()
@@ -64,6 +66,29 @@ class CompiledStep:
         except StepMismatch as mismatch:
             self._warn(mismatch)
             return self.eager(inputs)
+
+    def race_singles(self, inputs: Any) -> None:
+        """Race once more, with the step by each dialect that takes whole graphs; compiling such a step can take minutes."""
+        if self.uses not in (PLAN, EAGER):
+            return
+        programs = {PLAN: self.program}
+        for dialect in single_compilers():
+            if (program := compiled_alone(self.graph.graph_module, dialect, self.selector)) is not None:
+                programs[dialect.name] = program
+        if len(programs) > 1:
+            self.settle(inputs, programs)
+
+    def settle(self, inputs: Any, programs: Mapping[str, Program]) -> None:
+        """Race ``programs``, of which one is the plan, against eager; use the winner, and let the log remember."""
+        result = contest(self.graph, self.eager, programs, inputs)
+        if result is None:
+            self.uses = EAGER
+            return
+        if self.selector.log is not None:
+            regions = regions_of(self.graph.graph_module.graph, self._fused)
+            _remember(self.selector.log.path, self, Plan.of(regions, self.selector, result))
+        self.race, self.uses = result, result.winner
+        self.program = programs.get(result.winner, programs[PLAN])
 
     def _variant(self, inputs: Any, mismatch: BatchMismatch) -> CompiledStep | None:
         """The step for another kind of batch, or ``None`` where that runs in eager."""
@@ -108,11 +133,11 @@ def compile_step(
 ) -> CompiledStep:
     """Compile one step for batches like ``inputs`` from a tuning log, and keep it only if it beats eager.
 
-    ``inputs``, ``loss``, ``optimizer`` and ``mode`` are those of :func:`raftune.graph.capture`. The plan from the log, eager
-    and the step by each dialect that takes whole graphs are raced, interleaved, and the fastest beyond doubt is used. The
-    plan is remembered in the log with its race, and repeated from there until the log's winners promise to save another 2% of
-    the step. The race leaves model, optimizer and random state as they were. Raises :class:`~raftune.graph.CaptureError` and
-    :class:`~raftune.log.LogError`.
+    ``inputs``, ``loss``, ``optimizer`` and ``mode`` are those of :func:`raftune.graph.capture`. The plan from the log and eager
+    are raced, interleaved, and the plan is used if it is faster beyond doubt. It is remembered in the log with its race, and
+    repeated from there until the log's winners promise to save another 2% of the step; as is the step by a single compiler that
+    won (:meth:`CompiledStep.race_singles`). The race leaves model, optimizer and random state as they were. Raises
+    :class:`~raftune.graph.CaptureError` and :class:`~raftune.log.LogError`.
     """
     return _Compiler(model, loss, optimizer, mode, Selector(log), race).compile(inputs)
 
@@ -127,7 +152,6 @@ class _Compiler:
     mode: Literal["train", "infer"]
     selector: Selector
     race: bool
-    singles: bool = True
 
     def compile(self, inputs: Any) -> CompiledStep:
         graph = capture(self.model, inputs, self.loss, self.optimizer, mode=self.mode).reinplaced()
@@ -139,35 +163,15 @@ class _Compiler:
             selector.follow(plan.choices)
             fused = cover(proposals, selector)
         alone = None if plan is None else _by_winner(plan.race, graph, selector)
-        step = CompiledStep(
-            # The optimizer of the first capture is the live one. In the middle of training no single compiler is waited for.
-            replace(self, optimizer=graph.source.optimizer, singles=False),
-            graph,
-            selector,
-            alone or lower(module, selector, fused),
-        )
+        # The optimizer of the first capture is the live one from then on.
+        compiler = replace(self, optimizer=graph.source.optimizer)
+        step = CompiledStep(compiler, graph, selector, alone or lower(module, selector, fused), fused)
         if plan is not None:
             step.race = plan.race
             step.uses = plan.race.pair_winner if alone is None else plan.race.winner
         elif self.race:
-            self._settle(step, inputs, fused)
+            step.settle(inputs, {PLAN: step.program})
         return step
-
-    def _settle(self, step: CompiledStep, inputs: Any, fused: Sequence[Any]) -> None:
-        """Decide by racing, and let the log remember."""
-        module, selector = step.graph.graph_module, step.selector
-        programs = {PLAN: step.program}
-        for dialect in single_compilers() if self.singles else ():
-            if (program := compiled_alone(module, dialect, selector)) is not None:
-                programs[dialect.name] = program
-        result = contest(step.graph, step.eager, programs, inputs)
-        if result is None:
-            step.uses = EAGER
-            return
-        if selector.log is not None:
-            _remember(selector.log.path, step, Plan.of(regions_of(module.graph, fused), selector, result))
-        step.race, step.uses = result, result.winner
-        step.program = programs.get(result.winner, step.program)
 
 
 def _by_winner(race: RaceResult, graph: TrainingGraph, selector: Selector) -> Program | None:

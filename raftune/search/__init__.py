@@ -1,7 +1,7 @@
 """Decides what to measure next, within a budget, and settles winners."""
 
 from raftune.search.budget import Budget, InvalidBudget, parse_duration
-from raftune.search.events import Event, Measured, Progress, Rematched, Sampled, SearchStarted, TaskStarted
+from raftune.search.events import Event, Measured, Progress, Racing, Rematched, Sampled, SearchStarted, TaskStarted
 from raftune.search.result import Stop, TaskResult, TaskStatus, TuneResult
 from raftune.search.strategies import Exhaustive, ModelGuided, Random, Strategy
 from raftune.search.tuner import tune
@@ -14,6 +14,7 @@ __all__ = [
     "Measured",
     "ModelGuided",
     "Progress",
+    "Racing",
     "Random",
     "Rematched",
     "Sampled",

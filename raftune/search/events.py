@@ -63,5 +63,12 @@ class Rematched:
     won: bool
 
 
-Event = SearchStarted | TaskStarted | Measured | Sampled | Rematched
+@dataclass(frozen=True, slots=True)
+class Racing:
+    """The whole step is about to be raced; the step by single compilers is waited for ``patience_s`` seconds at most."""
+
+    patience_s: float
+
+
+Event = SearchStarted | TaskStarted | Measured | Sampled | Rematched | Racing
 Progress = Callable[[Event], None]
