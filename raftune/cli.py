@@ -179,6 +179,45 @@ def profile(
             display.print_profile(found, top)
 
 
+@main.group()
+def plan() -> None:
+    """Look at what a log makes of a model."""
+
+
+@plan.command("explain")
+@click.argument("target")
+@click.argument("nodes", nargs=-1)
+@click.option("--log", "log_path", type=click.Path(dir_okay=False), help="Tuning log; without one, PyTorch's own step.")
+@click.option("--mode", type=click.Choice(["train", "infer"]), default="train", show_default=True)
+@click.option("--optimizer", type=click.Choice(["adamw", "sgd", "none"]), help="Instead of the target's own.")
+@click.option("--threads", type=click.IntRange(min=1), help="Intra-op threads [default: PyTorch's].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan_explain(
+    target: str,
+    nodes: tuple[str, ...],
+    log_path: str | None,
+    mode: Literal["train", "infer"],
+    optimizer: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Show what runs at each operator of TARGET's step and, for the operators named NODES, everything that could.
+
+    Costs are measured where the log has them and otherwise predicted by its cost model, with 90% bounds.
+    """
+    with _user_errors():
+        from raftune import display
+        from raftune.explaining import explain_plan
+        from raftune.tuning import ModelRequest, loaded
+
+        request = ModelRequest(target, mode=mode, optimizer=optimizer, threads=threads)
+        report = explain_plan(loaded(request), mode, None if log_path is None else Path(log_path), nodes)
+        if as_json:
+            click.echo(json.dumps(report.to_json()))
+        else:
+            display.print_plan(report)
+
+
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def dialects(as_json: bool) -> None:

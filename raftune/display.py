@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from raftune.compiler.explain import Alternative, Unit
 from raftune.compiler.profile import Profile
 from raftune.dialects.registry import DialectInfo
+from raftune.explaining import PlanReport
 from raftune.log import LoggedWinner
 from raftune.measure.race import RaceResult
 from raftune.measurement import Status
@@ -116,11 +118,16 @@ def print_result(result: TuneResult, race: RaceResult | None) -> None:
         highlight=False,
     )
     if race is not None:
-        text = f"step race: eager {race.eager_ms:.2f} ms, raftune {race.raftune_ms:.2f} ms, "
-        text += f"ratio {race.ratio:.3f} (95% bound {race.ratio_high:.3f}, {race.rounds} rounds)"
-        for name, single in race.singles.items():
-            text += f"; {name} alone {single.ms:.2f} ms, ratio {single.ratio:.3f} ({single.ratio_high:.3f})"
-        console.print(f"{text}: {race.winner} is used", soft_wrap=True)
+        console.print(race_text(race), soft_wrap=True)
+
+
+def race_text(race: RaceResult) -> str:
+    """The race of a step in one line."""
+    text = f"step race: eager {race.eager_ms:.2f} ms, raftune {race.raftune_ms:.2f} ms, "
+    text += f"ratio {race.ratio:.3f} (95% bound {race.ratio_high:.3f}, {race.rounds} rounds)"
+    for name, single in race.singles.items():
+        text += f"; {name} alone {single.ms:.2f} ms, ratio {single.ratio:.3f} ({single.ratio_high:.3f})"
+    return f"{text}: {race.winner} is used"
 
 
 def print_tasks(rows: Sequence[tuple[Workload, int, dict[str, int]]]) -> None:
@@ -230,6 +237,67 @@ def print_profile(profile: Profile, limit: int) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def print_plan(report: PlanReport) -> None:
+    """Every region of the plan in the order of the graph, or all that could run at the nodes that were asked for."""
+    console = _stdout()
+    if not report.nodes:
+        console.print(_table_of_units(report.units), soft_wrap=True)
+        if report.race is not None:
+            console.print(f"\n{race_text(report.race)}", soft_wrap=True)
+    for node in report.nodes:
+        console.print(f"{node.name}: regions that it could be part of", soft_wrap=True)
+        console.print(_table_of_units(node.units), soft_wrap=True)
+        for unit, found in node.alternatives:
+            console.print(f"\ncandidates for {short_op(unit.workload)} {short_shapes(unit.workload)}", soft_wrap=True)
+            console.print(_table_of_alternatives(found), soft_wrap=True)
+
+
+def _table_of_units(units: Sequence[Unit]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("", "operators", "task", "shapes", "choice", "dialect"):
+        table.add_column(heading, no_wrap=True, max_width=44)
+    table.add_column("µs", justify="right")
+    table.add_column("by")
+    table.add_column("saves µs", justify="right")
+    for unit in units:
+        sure = "" if unit.choice.confidence is None else f" ({unit.choice.confidence:.0%} sure)"
+        _add_row(
+            table,
+            "*" if unit.chosen else "",
+            "+".join(unit.nodes),
+            short_op(unit.workload),
+            short_shapes(unit.workload),
+            short_config(unit.choice.candidate),
+            unit.choice.dialect,
+            _number(unit.choice.time_us),
+            unit.choice.provenance + sure,
+            _number(unit.saving_us),
+        )
+    return table
+
+
+def _table_of_alternatives(alternatives: Sequence[Alternative]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("", "dialect", "config"):
+        table.add_column(heading, no_wrap=True, max_width=60)
+    for heading in ("µs", "/ default", "bounds"):
+        table.add_column(heading, justify="right")
+    table.add_column("by", no_wrap=True, max_width=60)
+    for a in alternatives:
+        bounds = " ".join("-" if bound is None else f"{bound:.2f}" for bound in (a.low, a.high)) if a.low or a.high else ""
+        _add_row(
+            table,
+            "*" if a.chosen else "",
+            a.candidate.dialect,
+            short_config(a.candidate, 60),
+            _number(a.time_us),
+            "" if a.ratio is None else f"{a.ratio:.2f}",
+            bounds,
+            a.note or a.source,
+        )
+    return table
 
 
 def _add_row(table: Table, *cells: str) -> None:

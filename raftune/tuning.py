@@ -183,12 +183,17 @@ def tune_model(
     return ModelOutcome(result, raced.race, raced.failure)
 
 
-def profile_model(request: ModelRequest, log_path: Path | None, rounds: int) -> Profile:
-    """Where the time of the target's compiled step goes. Raises as :func:`prepare` does, and :class:`~raftune.log.LogError`."""
+def loaded(request: ModelRequest) -> Target:
+    """The target, with its threads set and seeded. Raises :class:`TargetError`."""
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     torch.manual_seed(request.seed)
-    target = with_optimizer(load_target(request.target), request.optimizer)
+    return with_optimizer(load_target(request.target), request.optimizer)
+
+
+def profile_model(request: ModelRequest, log_path: Path | None, rounds: int) -> Profile:
+    """Where the time of the target's compiled step goes. Raises as :func:`prepare` does, and :class:`~raftune.log.LogError`."""
+    target = loaded(request)
     step = compile_step(
         target.model,
         target.inputs,

@@ -19,23 +19,27 @@ def cover(proposals: Sequence[Region], selector: Selector) -> list[Region]:
     """Those of the proposed regions to lower as one; every other operator is a region of its own.
 
     The saving of a region is relative: its default is its members' defaults one after the other, so its winner's ratio applies
-    to the sum of their times as each member's ratio to its own. Only what was measured counts, winner and members.
+    to the sum of their times as each member's ratio to its own. The members must have been measured.
     """
-    worth = [(region, saving) for region in proposals if (saving := _saving_us(region, selector)) > 0.0]
+    worth = [(region, saving) for region in proposals if (saving := saving_us(region, selector)) > 0.0]
     if not worth:
         return []
     chosen = _best_disjoint([set(region.nodes) for region, _ in worth], [saving for _, saving in worth])
     return [worth[index][0] for index in chosen]
 
 
-def _saving_us(region: Region, selector: Selector) -> float:
-    """Microseconds of one run; 0 where the log knows too little. A plan that is followed knows which regions it has."""
+def saving_us(region: Region, selector: Selector) -> float:
+    """Microseconds that one run saves as one unit, over its members apart; 0 where too little is known.
+
+    A region that was not measured counts by the upper 95% bound of what the cost model is confident of, and is never taken on
+    a guess. A plan that is followed knows which regions it has.
+    """
     if selector.followed:
         return float(len(region.nodes)) if region.workload.digest in selector.followed else 0.0
-    fused = selector.winner(region.workload)
-    if fused is None or fused.is_default:
+    ratio = _ratio(region, selector)
+    if ratio is None:
         return 0.0
-    apart = together = 0.0
+    apart = default = 0.0
     for node in region.nodes:
         single = region_of(node)
         if single is None:
@@ -44,8 +48,17 @@ def _saving_us(region: Region, selector: Selector) -> float:
         if winner is None:
             return 0.0
         apart += winner.ratio * winner.default_us
-        together += fused.ratio * winner.default_us
-    return apart - together
+        default += winner.default_us
+    return apart - ratio * default
+
+
+def _ratio(region: Region, selector: Selector) -> float | None:
+    """The region's time over its default's, measured or at most; ``None`` for the default and where nothing is known."""
+    winner = selector.winner(region.workload)
+    if winner is not None:
+        return None if winner.is_default else winner.ratio
+    named = selector.prediction(region.workload)
+    return None if named is None else named[1].ratio_high
 
 
 def _best_disjoint(sets: Sequence[set[torch.fx.Node]], savings: Sequence[float]) -> list[int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from raftune.cost_model import CostModel
+from raftune.cost_model import CostModel, Prediction
 from raftune.device import Device, current_device
 from raftune.dialects import registry
 from raftune.dialects.base import BuildError, Kernel
@@ -199,14 +199,22 @@ class Selector:
             return None
         return Choice(workload, winner.candidate, winner.time_us, "measured", winner.is_default)
 
-    def _predicted(self, workload: Workload) -> Choice | None:
+    def prediction(self, workload: Workload) -> tuple[Candidate, Prediction] | None:
+        """The candidate that the cost model is confident of for a workload that was not measured; nothing is counted."""
         if self._model is None:
             return None
-        named = self._model.choose(workload, registry.candidates(workload), device=self.device)
+        return self._model.choose(workload, registry.candidates(workload), device=self.device)
+
+    def predictions(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Prediction] | None:
+        """What the cost model says of each candidate; ``None`` without a model."""
+        return None if self._model is None else self._model.predict(workload, candidates, device=self.device)
+
+    def _predicted(self, workload: Workload) -> Choice | None:
+        named = self.prediction(workload)
         if named is None:
             return None
-        candidate, confidence = named
-        return Choice(workload, candidate, None, "predicted", is_default=False, confidence=confidence)
+        candidate, prediction = named
+        return Choice(workload, candidate, None, "predicted", is_default=False, confidence=prediction.faster)
 
     def _default(self, workload: Workload) -> Choice:
         return Choice(workload, registry.default_candidate(workload), None, "default", is_default=True)

@@ -67,6 +67,26 @@ class Prediction:
         """What candidates are ranked by, lowest first: a failure costs as much as being eight times slower."""
         return self.log_ratio + (1.0 - self.ok) * math.log(8.0)
 
+    @property
+    def ratio(self) -> float:
+        """Candidate time over default time, the median of what is expected."""
+        return math.exp(self.log_ratio)
+
+    @property
+    def ratio_high(self) -> float:
+        """One-sided 95% upper bound of the ratio."""
+        return math.exp(self.log_ratio + _BOUND * self.std)
+
+    @property
+    def ratio_low(self) -> float:
+        """One-sided 95% lower bound of the ratio."""
+        return math.exp(self.log_ratio - _BOUND * self.std)
+
+    @property
+    def faster(self) -> float:
+        """Probability that the candidate runs and beats the default."""
+        return self.ok * 0.5 * math.erfc(self.log_ratio / (self.std * math.sqrt(2.0)))
+
 
 class CostModel:
     """Deterministic for equal rows and ``seed``. Before :meth:`fit` predictions are a prior: the order of the candidates.
@@ -152,23 +172,22 @@ class CostModel:
 
     def choose(
         self, workload: Workload, candidates: Sequence[Candidate], *, device: Device | None = None
-    ) -> tuple[Candidate, float] | None:
-        """A candidate for a workload that was never measured, with the probability that it beats the default; or ``None``.
+    ) -> tuple[Candidate, Prediction] | None:
+        """A candidate for a workload that was never measured, with what is predicted of it; or ``None``.
 
         ``candidates[0]`` is the default. Another is named only if it is likely to run and the one-sided 95% upper bound of its
         predicted time is below the default's.
         """
         if self._fitted is None:
             return None
-        best: tuple[float, Candidate, float] | None = None
+        best: tuple[Candidate, Prediction] | None = None
         predictions = self.predict(workload, candidates, device=device)
         for candidate, p in list(zip(candidates, predictions, strict=True))[1:]:
-            if p.ok < _MIN_OK or p.log_ratio + _BOUND * p.std >= 0.0 or candidate.dialect not in self._fitted.residuals:
+            if p.ok < _MIN_OK or p.ratio_high >= 1.0 or candidate.dialect not in self._fitted.residuals:
                 continue
-            if best is None or p.score < best[0]:
-                faster = 0.5 * math.erfc(p.log_ratio / (p.std * math.sqrt(2.0)))
-                best = (p.score, candidate, p.ok * faster)
-        return (best[1], best[2]) if best is not None else None
+            if best is None or p.score < best[1].score:
+                best = (candidate, p)
+        return best
 
     def save(self, path: Path) -> None:
         """Write the model as one JSON file, atomically. Raises ``OSError``; an unfitted model raises :class:`NotEnoughData`."""

@@ -123,9 +123,10 @@ def test_defaults_alone_are_no_knowledge_of_their_dialect(world, rows):
 
 def test_choose_names_only_what_surely_beats_the_default(world, model):
     narrow = world.workload(512, 16, 128)
-    candidate, confidence = model.choose(narrow, world.candidates)
+    candidate, prediction = model.choose(narrow, world.candidates)
     assert candidate == world.skinny
-    assert 0.95 <= confidence <= 1.0
+    assert 0.95 <= prediction.faster <= 1.0
+    assert prediction.ratio_low < prediction.ratio < prediction.ratio_high < 1.0
     wide = world.workload(512, 512, 243)
     assert model.choose(wide, [world.default, world.skinny, world.fragile]) is None
     assert model.choose(narrow, [world.skinny]) is None  # the first is the default
