@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +19,12 @@ from raftune.compiler.backend import asked_tasks
 from raftune.compiler.eager import EagerStep
 from raftune.compiler.plan import recommended_plan
 from raftune.compiler.profile import Profile, profile_step
+from raftune.compiler.proposals import proposed_tasks
 from raftune.compiler.selector import Selector
 from raftune.compiler.step import compile_step
 from raftune.device import Device, current_device, thread_environment
 from raftune.dialects import registry
 from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
-from raftune.graph.fusion import proposed_tasks
 from raftune.log import LogError, TuningLog
 from raftune.measure import Measurer
 from raftune.measure.race import RaceResult
@@ -114,7 +115,8 @@ def prepare(request: ModelRequest) -> Prepared:
     target = with_optimizer(load_target(request.target), request.optimizer)
     try:
         _run(target, request.mode, copy.deepcopy(target.model))  # in eager first, whose errors are the clearest
-        asked = asked_tasks(lambda backend: _run_compiled(target, request.mode, backend))
+        with _dialects(request):
+            asked = asked_tasks(lambda backend: _run_compiled(target, request.mode, backend))
     except CaptureError:
         raise
     except Exception as error:  # the user's model: whatever it raises on its own inputs is reported as theirs
@@ -122,7 +124,8 @@ def prepare(request: ModelRequest) -> Prepared:
         raise TargetError(f"{request.target} does not run on its example inputs: {type(error).__name__}: {text}") from error
     graph = capture(target.model, target.inputs, target.loss, target.optimizer, mode=request.mode).reinplaced()
     threads = request.threads or torch.get_num_threads()
-    tasks = merge_tasks(tasks_of(graph.graph_module), proposed_tasks(graph.graph_module), asked)
+    with _dialects(request):
+        tasks = merge_tasks(tasks_of(graph.graph_module), proposed_tasks(graph.graph_module), asked)
     return Prepared(request, graph, tuple(tasks), current_device(threads))
 
 
@@ -130,7 +133,7 @@ def dry_run_counts(request: ModelRequest) -> list[tuple[Workload, int, dict[str,
     """Every task with its weight and its number of enumerable candidates by dialect."""
     prepared = prepare(request)
     rows = []
-    with registry.with_dialects(request.dialects or tuple(registry.installed())):
+    with _dialects(request):
         for task in prepared.tasks:
             counts: dict[str, int] = {}
             for candidate in registry.candidates(task.workload):
@@ -164,7 +167,7 @@ def tune_model(
             )
         if result.stopped is Stop.INTERRUPTED:
             return ModelOutcome(result, None)
-        with registry.with_dialects(request.dialects or tuple(registry.installed())):
+        with _dialects(request):
             plan = recommended_plan(prepared.graph, Selector(log, device=prepared.device))
     if plan is not None:
         return ModelOutcome(result, plan.race)
@@ -187,6 +190,10 @@ def profile_model(request: ModelRequest, log_path: Path | None, rounds: int) -> 
         race=False,
     )
     return profile_step(step, target.inputs, rounds=rounds)
+
+
+def _dialects(request: ModelRequest) -> AbstractContextManager[None]:
+    return registry.with_dialects(request.dialects or tuple(registry.installed()))
 
 
 def _run_compiled(target: Target, mode: Mode, backend: Callable[..., Any]) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import torch.fx
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from raftune.compiler.proposals import proposed_regions
 from raftune.compiler.selector import Selector
 from raftune.graph import Region, region_of
-from raftune.graph.fusion import propose
 
 # Seconds for the exact solution; what it has found by then is used.
 _TIME_LIMIT_S = 5.0
@@ -22,7 +22,7 @@ def cover(graph: torch.fx.Graph, selector: Selector) -> list[Region]:
     The saving of a region is relative: its default is its members' defaults one after the other, so its winner's ratio applies
     to the sum of their times as each member's ratio to its own. Only what was measured counts, winner and members.
     """
-    worth = [(region, saving) for region in propose(graph) if (saving := _saving_us(region, selector)) > 0.0]
+    worth = [(region, saving) for region in proposed_regions(graph) if (saving := _saving_us(region, selector)) > 0.0]
     if not worth:
         return []
     chosen = _best_disjoint([set(region.nodes) for region, _ in worth], [saving for _, saving in worth])
