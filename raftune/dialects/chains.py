@@ -13,6 +13,26 @@ _RESHAPES = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.e
 # Operator -> position of the first matrix.
 PRODUCTS = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1}
 
+# Operator -> position of the argument whose shape its result has.
+_LIKE = {
+    "aten.mul.Tensor": 0,
+    "aten.div.Tensor": 0,
+    "aten.clone.default": 0,
+    "aten._softmax.default": 0,
+    "aten._log_softmax.default": 0,
+    "aten._log_softmax_backward_data.default": 1,
+    "aten.nll_loss_backward.default": 1,
+}
+SCALES = ("aten.mul.Tensor", "aten.div.Tensor")
+
+
+def factor_of(call: Operator) -> float | None:
+    """The plain number that a call of :data:`SCALES` multiplies its first argument with; ``None`` for any other call."""
+    number = call.args[1] if call.op in SCALES else None
+    if not isinstance(number, int | float) or isinstance(number, bool) or number == 0:
+        return None
+    return float(number) if call.op == SCALES[0] else 1 / number
+
 
 class Chains:
     """The operators of a workload as chains of values; a value is an :class:`In` or an :class:`Out`."""
@@ -34,9 +54,14 @@ class Chains:
         if call.op in PRODUCTS:
             left, right = self.shape(call.args[PRODUCTS[call.op]]), self.shape(call.args[PRODUCTS[call.op] + 1])
             return None if left is None or right is None else (*left[:-1], right[-1])
-        before = self.shape(call.args[0])
-        if call.op not in _RESHAPES:
-            return before
+        if call.op == "aten.add.Tensor":
+            return _broadcast(self.shape(call.args[0]), self.shape(call.args[1]))
+        if call.op in _LIKE:
+            return self.shape(call.args[_LIKE[call.op]])
+        if call.op == "aten.t.default":
+            matrix = self.shape(call.args[0])
+            return None if matrix is None else matrix[::-1]
+        before = self.shape(call.args[0]) if call.op in _RESHAPES else None
         sizes = call.args[1]
         if before is None or not isinstance(sizes, tuple):
             return None
@@ -50,6 +75,14 @@ class Chains:
                 break
             value = call.args[0]
         return value
+
+
+def _broadcast(one: Shape | None, other: Shape | None) -> Shape | None:
+    if one is None or other is None:
+        return None
+    rank = max(len(one), len(other))
+    padded = ((1,) * (rank - len(shape)) + shape for shape in (one, other))
+    return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
 
 
 def _resolved(sizes: Shape, before: Shape, *, expands: bool) -> Shape:

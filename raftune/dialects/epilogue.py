@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from raftune.dialects.base import Kernel
 from raftune.dialects.calls import conform
-from raftune.dialects.chains import PRODUCTS, Chains, Shape
+from raftune.dialects.chains import PRODUCTS, SCALES, Chains, Shape, factor_of
 from raftune.pattern import ANY, NUMBER, Op, Pattern, either, op
-from raftune.workload import Arg, In, Operator, Out, TensorSpec, Workload
+from raftune.workload import In, Operator, Out, TensorSpec, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,11 +27,10 @@ ACTIVATIONS = (
     "aten.hardtanh.default",
 )
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default")
-_SCALES = ("aten.mul.Tensor", "aten.div.Tensor")
 
 
 def _pattern(core: Op) -> Pattern:
-    scale, activation = op(*_SCALES), op(*ACTIVATIONS)
+    scale, activation = op(*SCALES), op(*ACTIVATIONS)
     scaled = either(scale(core, NUMBER), core)
     summed = op("aten.add.Tensor", commutative=True)(scaled, either(scale(ANY, NUMBER), ANY))
     return Pattern(either(activation(either(summed, scaled)), summed))
@@ -63,10 +62,9 @@ class Epilogue:
         return _Reader(workload).epilogue()
 
     def without(self, *parts: str) -> Epilogue:
-        """What is left to be done when a kernel has done ``parts`` (``addend``, ``activation``) itself."""
-        left = self
-        if "addend" in parts:
-            left = replace(left, addend=None, beta=1)
+        """What is left to be done when a kernel has done ``parts`` (``scale``, ``addend``, ``activation``) itself."""
+        left = replace(self, alpha=1.0) if "scale" in parts else self
+        left = replace(left, addend=None, beta=1.0) if "addend" in parts else left
         return replace(left, activation=None) if "activation" in parts else left
 
     def after(self, kernel: Kernel) -> Kernel:
@@ -147,8 +145,8 @@ class _Reader:
         if call.op in ACTIVATIONS:
             self.activation = call
             return call.args[0] == value
-        if call.op in _SCALES:
-            factor = _factor(call)
+        if call.op in SCALES:
+            factor = factor_of(call)
             if factor is None or call.args[0] != value or self.addend is not None:
                 return False
             self.alpha *= factor
@@ -167,7 +165,7 @@ class _Reader:
             self.alpha *= weight
         scaling = self.chains.operator(other)
         if scaling is not None and isinstance(other, Out):
-            factor = _factor(scaling) if scaling.op in _SCALES else None
+            factor = factor_of(scaling)
             if factor is None:
                 return False
             self.beta *= factor
@@ -192,14 +190,6 @@ class _Reader:
         elif viewed:
             return None
         return replace(self.workload, operators=(core,), outputs=(Out(0, 0),), results=(result,))
-
-
-def _factor(call: Operator) -> float | None:
-    """The number that a call multiplies with or divides by."""
-    number: Arg = call.args[1]
-    if not isinstance(number, int | float) or isinstance(number, bool) or number == 0:
-        return None
-    return float(number) if call.op == _SCALES[0] else 1 / number
 
 
 def _broadcasts(shape: Shape, to: Shape) -> bool:

@@ -15,7 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from raftune.graph.cleanup import drop_unused_inputs, lift_constants, own_results, remove_identities, replace_outputs
+from raftune.graph.cleanup import drop_unused_inputs, free_ones, lift_constants, own_results, remove_identities, replace_outputs
 from raftune.graph.errors import CaptureError, UnsupportedOptimizer
 from raftune.graph.members import Attribute, Snapshot, attribute_name, buffers_of, has_gradient_hooks, parameters_of, restored
 from raftune.graph.optimizer import OptimizerFactory, StateKey, apply_update, new_state, plan_groups
@@ -102,6 +102,7 @@ class _Capture:
         constants = lift_constants(graph_module)
         self.slots += [Slot(Kind.CONSTANT, index=index) for index in range(len(constants))]
         remove_identities(graph_module.graph)
+        free_ones(graph_module.graph)
         own_results(graph_module.graph, self.slots, self.outputs)
         graph_module.graph.eliminate_dead_code()
         kept = drop_unused_inputs(graph_module.graph, self.slots, self.outputs)

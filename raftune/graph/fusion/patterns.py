@@ -30,6 +30,8 @@ def matched_regions(graph: torch.fx.Graph, ancestry: Ancestry, declared: Declare
 
 def matches(pattern: Pattern, node: torch.fx.Node) -> Iterator[list[torch.fx.Node]]:
     """The members, in no order, of every match of ``pattern`` whose last operator is ``node``."""
+    if source_of(node)[0] is not node:
+        return
     for bound in _match(pattern.last, node, {}):
         joined = bound
         for extra in pattern.beside:
