@@ -9,7 +9,7 @@ from raftune.workload import Arg, In, Operator, Out, Workload
 Shape = tuple[int, ...]
 
 # They leave every element in its place in row-major order.
-_RESHAPES = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.expand.default"})
+RESHAPES = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.expand.default", "aten.detach.default"})
 # Operator -> position of the first matrix.
 PRODUCTS = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1}
 
@@ -61,15 +61,15 @@ class Chains:
         if call.op == "aten.t.default":
             matrix = self.shape(call.args[0])
             return None if matrix is None else matrix[::-1]
-        before = self.shape(call.args[0]) if call.op in _RESHAPES else None
-        sizes = call.args[1]
+        before = self.shape(call.args[0]) if call.op in RESHAPES else None
+        sizes = call.args[1] if len(call.args) > 1 else before
         if before is None or not isinstance(sizes, tuple):
             return None
         return _resolved(tuple(n for n in sizes if isinstance(n, int)), before, expands="expand" in call.op)
 
     def behind(self, value: Arg) -> Arg:
         """``value`` before the views that keep the row-major order of its elements."""
-        while (call := self.operator(value)) is not None and call.op in _RESHAPES:
+        while (call := self.operator(value)) is not None and call.op in RESHAPES:
             before, after = self.shape(call.args[0]), self.shape(value)
             if before is None or after is None or math.prod(before) != math.prod(after):
                 break

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from raftune.dialects.base import Kernel
 from raftune.dialects.calls import conform
-from raftune.dialects.chains import PRODUCTS, SCALES, Chains, Shape, factor_of
+from raftune.dialects.chains import PRODUCTS, RESHAPES, SCALES, Chains, Shape, factor_of
+from raftune.dialects.convolutions import Convolution
 from raftune.pattern import ANY, NUMBER, Op, Pattern, either, op
 from raftune.workload import In, Operator, Out, TensorSpec, Workload
 
@@ -26,7 +27,6 @@ ACTIVATIONS = (
     "aten.hardswish.default",
     "aten.hardtanh.default",
 )
-_VIEWS = ("aten.view.default", "aten._unsafe_view.default")
 
 
 def _pattern(core: Op) -> Pattern:
@@ -140,7 +140,7 @@ class _Reader:
         """Take in one operator that reads the chain's ``value``; whether it is part of an epilogue."""
         if self.activation is not None:
             return False
-        if call.op in _VIEWS:
+        if call.op in RESHAPES:
             return True
         if call.op in ACTIVATIONS:
             self.activation = call
@@ -171,16 +171,26 @@ class _Reader:
             self.beta *= factor
             used.add(other.node)
             other = scaling.args[0]
-        shape = self.chains.shape(value)
+        shape = self._shape(value)
         if not isinstance(other, In) or shape is None or not _broadcasts(self.workload.inputs[other.index].shape, shape):
             return False
         self.addend, self.shape = other.index, shape
         return True
 
+    def _shape(self, value: Out) -> Shape | None:
+        shape = self.chains.shape(value)
+        if shape is not None:
+            return shape
+        core = next(o for o in self.workload.operators if o.op in CONVOLUTIONS or o.op in PRODUCTS)
+        convolution = Convolution.of(replace(self.workload, operators=(core,), outputs=(Out(0, 0),)))
+        if convolution is None or convolution.transposed:
+            return None
+        return (convolution.x.shape[0], convolution.w.shape[0], *convolution.output_spatial)
+
     def _core_alone(self, core: Operator) -> Workload | None:
         if len(self.workload.operators) == 1:
             return self.workload
-        result, viewed = self.workload.results[0], any(o.op in _VIEWS for o in self.workload.operators)
+        result, viewed = self.workload.results[0], any(o.op in RESHAPES for o in self.workload.operators)
         if core.op in PRODUCTS:
             at = PRODUCTS[core.op]
             left, right = self.chains.shape(core.args[at]), self.chains.shape(core.args[at + 1])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from raftune.dialects.base import BuildError, Kernel
 from raftune.dialects.calls import check_keys, choice, conform_all
-from raftune.dialects.chains import Chains
+from raftune.dialects.chains import RESHAPES, Chains
 from raftune.pattern import ANY, Pattern, either, op
 from raftune.workload import Arg, Config, In, Operator, Out, Workload
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ROWS = (32, 64, 128, 256)
 _DTYPES = ("float32", "float64")
 _MEAN, _SUM = 1, 2
-_VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.t.default")
+_VIEWS = (*RESHAPES, "aten.t.default")
 
 
 def _patterns() -> tuple[Pattern, ...]:
@@ -129,9 +129,7 @@ class _Reader:
             case "aten.addmm.default" if self._takes(args, ("bias", "x", "weight")):
                 return "logits"
             case "aten._log_softmax.default" if self._is("logits", args[0]) and args[1] in (1, -1) and args[2:] == (False,):
-                # Only over the classes: not if the logits were given other dimensions.
-                matrix = self.chains.shape(args[0]) == self.chains.shape(Out(self.nodes["logits"]))
-                return "likelihoods" if matrix else None
+                return "likelihoods"
             case "aten.nll_loss_forward.default" if self._is("likelihoods", args[0]) and args[2] is None:
                 self.loss = args
                 return "loss" if self._takes(args[1:2], ("target",)) else None
@@ -156,7 +154,10 @@ class _Reader:
         return True
 
     def _is(self, role: str, value: Arg) -> bool:
-        return role in self.nodes and self.chains.behind(value) == Out(self.nodes[role])
+        """Whether ``value`` is what ``role`` gives, perhaps through views, but with rows and classes where they were."""
+        if role not in self.nodes or self.chains.behind(value) != Out(self.nodes[role]):
+            return False
+        return self.chains.shape(value) == self.chains.shape(Out(self.nodes[role]))
 
     def _is_transposed(self, role: str, value: Arg) -> bool:
         call = self.chains.operator(self.chains.behind(value))

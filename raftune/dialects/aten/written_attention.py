@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from raftune.dialects.base import BuildError, Kernel
 from raftune.dialects.calls import FLOATS, check_keys, choice, conform
-from raftune.dialects.chains import SCALES, Chains, Shape, factor_of
+from raftune.dialects.chains import RESHAPES, SCALES, Chains, Shape, factor_of
 from raftune.pattern import ANY, NUMBER, Either, Op, Pattern, either, op
 from raftune.workload import Arg, Config, In, Operator, Out, Workload
 
@@ -111,7 +111,7 @@ class _Reader:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.chains = Chains(workload)
-        self.calls = sum(not o.op.endswith(("view.default", ".expand.default")) for o in workload.operators)
+        self.calls = sum(o.op not in RESHAPES for o in workload.operators)
 
     def written(self) -> _Written | None:
         last = len(self.workload.operators) - 1
@@ -132,7 +132,8 @@ class _Reader:
             scale, scores = factor, scaling.args[0]
             self.calls -= 1
         product = self._call(scores, _PRODUCT)
-        if product is None:
+        matrices = (self.chains.shape(self.chains.behind(scores)), self.chains.shape(attended.args[0]))
+        if product is None or any(matrix is None or matrix[-2:] != shape[-2:] for matrix in matrices):
             return None
         operands = [self._input(arg) for arg in (*product.args, attended.args[1])]
         if self.calls or None in operands:
