@@ -54,7 +54,7 @@ Operand = Wildcard | Op | Either
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
-    """A region by its ``last`` operator, and the members that may stand ``beside`` it: readers of members, each if it is there."""
+    """A region by its ``last`` operator, with the readers of its members that stand ``beside`` it, each if it is there."""
 
     last: Op | Either
     beside: tuple[Op, ...] = ()

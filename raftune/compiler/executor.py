@@ -137,7 +137,7 @@ class _CheckingInterpreter(torch.fx.Interpreter):
             if isinstance(node.meta.get("val"), torch.Tensor):
                 self._values[node] = items.get(0)
             else:
-                self._values[node] = tuple(items.get(i) for i in range(max(items, default=-1) + 1)) or None
+                self._values[node] = tuple(items.get(i) for i in range(len(node.meta["val"]))) if items else None
         return True
 
 

@@ -61,6 +61,7 @@ PRODUCTS = {
     "product_scaled_alone": (lambda x, w: ((x @ w.t()) * 0.5).relu(), (X, W)),
     "bias_in_rows": (lambda x, w, b: (F.linear(x.view(4, 6, 20), w) + b).relu(), (X, W, B)),
     "one_per_row": (lambda x, w, r: (x @ w.t() + r[:, :1]).relu(), (X, W, R)),
+    "one_for_all": (lambda x, w, r: x @ w.t() + r, (X, W, t())),
     "residual": (lambda x, w, b, r: r + F.linear(x, w, b), (X, W, B, R)),
     "residual_relu": (lambda x, w, r: (x @ w.t() + r).relu(), (X, W, R)),
     "residual_scaled": (lambda x, w, b, r: torch.add(F.linear(x, w, b), r, alpha=0.5), (X, W, B, R)),

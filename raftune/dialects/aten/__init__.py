@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from raftune.dialects.aten import (
@@ -25,8 +25,13 @@ from raftune.pattern import Pattern
 from raftune.workload import Config, Workload
 
 _DEFAULT: Config = {"formulation": "default"}
-# What several operators are computed by in one go; at most one of them has configs for a region.
-_REGIONS = (epilogue, written_attention, loss_head)
+# Formulations of several operators as one.
+_REGIONS: dict[str, Callable[[Workload, Config], Kernel]] = {
+    "accumulate": epilogue.build,
+    "in_place": epilogue.build,
+    "sdpa": written_attention.build,
+    "row_blocks": loss_head.build,
+}
 
 
 class AtenDialect(Dialect):
@@ -51,7 +56,12 @@ class AtenDialect(Dialect):
         if optimizer.is_update(workload):
             return [*found, *optimizer.configs(workload)]
         if len(workload.operators) > 1:
-            return [*found, *(config for family in _REGIONS for config in family.configs(workload))]
+            return [
+                *found,
+                *epilogue.configs(workload),
+                *written_attention.configs(workload),
+                *loss_head.configs(workload),
+            ]
         for family in (matmul, convolution, attention, reduction, memory):
             found.extend(family.configs(workload))
         return found
@@ -65,10 +75,9 @@ class AtenDialect(Dialect):
         if formulation == "default":
             check_keys(config, ("formulation",))
             return direct(workload)
+        if formulation in _REGIONS:
+            return _REGIONS[formulation](workload, config)
         if len(workload.operators) > 1:
-            for region in _REGIONS:
-                if region.configs(workload):
-                    return region.build(workload, config)
             raise BuildError(f"config formulation={formulation!r}: {workload.op} with these specs has only 'default'")
         if formulation == "contiguous":
             return memory.build_contiguous(workload, config)

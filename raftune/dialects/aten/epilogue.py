@@ -45,12 +45,12 @@ def _epilogue(workload: Workload) -> Epilogue | None:
 
 
 def _accumulates(epilogue: Epilogue) -> bool:
-    """Whether the summand can be brought to the product's own shape: a whole matrix, or one vector of any kind without views."""
+    """Whether the summand can be brought to the product's own shape: there are no views, or it is a whole matrix or one row."""
     if epilogue.addend is None or Product.of(epilogue.core) is None:
         return False
-    own = epilogue.core.results[0].shape
-    spec = epilogue.core.inputs[epilogue.addend]
-    return own == epilogue.shape or spec.shape == epilogue.shape or spec.numel == spec.shape[-1] == own[-1] == epilogue.shape[-1]
+    own, spec = epilogue.core.results[0].shape, epilogue.core.inputs[epilogue.addend]
+    is_row = spec.numel == own[-1] and spec.shape[-1:] == epilogue.shape[-1:] == own[-1:]
+    return epilogue.shape in (own, spec.shape) or is_row
 
 
 def _accumulated(epilogue: Epilogue) -> Kernel:
@@ -69,13 +69,10 @@ def _accumulated(epilogue: Epilogue) -> Kernel:
         value = inputs[addend]
         return value.reshape(shape) if reshapes else value.reshape(shape[-1]) if vector else value
 
-    if bias is None:
-        kernel: Kernel = lambda *inputs: fused(summand(inputs), inputs[a], inputs[b], beta=beta, alpha=alpha)
-    else:
-        kernel = lambda *inputs: fused(
-            torch.add(summand(inputs) if beta == 1 else summand(inputs) * beta, inputs[bias], alpha=scale),
-            inputs[a],
-            inputs[b],
-            alpha=alpha,
-        )
+    def kernel(*inputs: Tensor) -> Tensor:
+        if bias is None:
+            return fused(summand(inputs), inputs[a], inputs[b], beta=beta, alpha=alpha)
+        start = torch.add(summand(inputs) if beta == 1 else summand(inputs) * beta, inputs[bias], alpha=scale)
+        return fused(start, inputs[a], inputs[b], alpha=alpha)
+
     return epilogue.without("scale", "addend").after(kernel)

@@ -1,7 +1,7 @@
 """The end of a classifier (linear layer, log-softmax, negative log likelihood, and their gradients) in blocks of rows.
 
-Eager writes and reads the logits, their log-softmax and both gradients in full. A block's stay in the cache. The gradient of the
-logits is softmax minus one at the target, so that of the log-softmax is never made.
+Eager writes and reads the logits, their log-softmax and both gradients in full; those of one block stay in the cache. The
+gradient of the logits is softmax minus one at the target, so that of the log-softmax is never made.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def build(workload: Workload, config: Config) -> Kernel:
 class LossHead:
     """Input numbers and what is to be returned.
 
-    ``x @ weight + bias`` are the logits, ``(rows, classes)``. With ``gradient``, that of the loss, ``d`` being that of the logits,
-    ``of_input`` is ``d @ right``, ``of_weight`` is ``d.T @ left`` and ``of_bias`` is the sum of ``d`` over rows. ``results``
-    names one of these, ``logits``, ``loss`` or ``total`` (how many targets count) for each of the workload's outputs.
+    ``x @ weight + bias`` are the logits, ``(rows, classes)``. With ``gradient``, that of the loss, and ``d``, that of the
+    logits, ``of_input`` is ``d @ right``, ``of_weight`` is ``d.T @ left`` and ``of_bias`` is the sum of ``d`` over rows.
+    ``results`` names one of these, ``logits``, ``loss`` or ``total`` (how many targets count) for each output of the workload.
     """
 
     workload: Workload
@@ -191,12 +191,13 @@ class _Step:
         self.loss = x.new_zeros(())
         classes = weight.shape[1]
         self.logits = x.new_empty(x.shape[0] if "logits" in head.results else rows, classes)
-        made = {
-            "of_input": lambda: x.new_empty(x.shape[0], inputs["right"].shape[1]),
-            "of_weight": lambda: x.new_empty(classes, inputs["left"].shape[1]),
-            "of_bias": lambda: x.new_zeros(classes),
-        }
-        self.gradients: dict[str, Tensor] = {name: make() for name, make in made.items() if name in head.results}
+        self.gradients: dict[str, Tensor] = {}
+        if "of_input" in head.results:
+            self.gradients["of_input"] = x.new_empty(x.shape[0], inputs["right"].shape[1])
+        if "of_weight" in head.results:
+            self.gradients["of_weight"] = x.new_empty(classes, inputs["left"].shape[1])
+        if "of_bias" in head.results:
+            self.gradients["of_bias"] = x.new_zeros(classes)
         if "gradient" in inputs:
             factor = inputs["gradient"] / self.total if head.reduction == _MEAN else inputs["gradient"]
             self.factors = torch.where(self.valid, factor, 0.0).unsqueeze(1)

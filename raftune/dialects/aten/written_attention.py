@@ -123,7 +123,12 @@ class _Reader:
             return None
         scores = weights.args[0]
         shape = self.chains.shape(scores)
-        if shape is None or len(shape) not in (3, 4) or weights.args[1] not in (-1, len(shape) - 1) or weights.args[2:] != (False,):
+        if (
+            shape is None
+            or len(shape) not in (3, 4)
+            or weights.args[1] not in (-1, len(shape) - 1)
+            or weights.args[2:] != (False,)
+        ):
             return None
         mask, scores = self._mask(scores, shape)
         scale = 1.0

@@ -76,7 +76,7 @@ def _with_residual(c: Convolution, config: Config, epilogue: Epilogue) -> Kernel
     convert, prepare = to_layout(c.rank, choice(config, "layout", LAYOUTS)), _weight(c, config)
     rest = (list(c.padding), list(c.stride), list(c.dilation), c.groups, "add", 1.0)
     relu = epilogue.activation is not None and epilogue.activation.op == "aten.relu.default"
-    after = ("relu" if relu else None, [], None)
+    after: tuple[str | None, list[float], None] = ("relu" if relu else None, [], None)
 
     def kernel(*inputs: Tensor) -> Tensor:
         bias = None if bias_at is None else inputs[bias_at]

@@ -75,9 +75,9 @@ def _linear(product: Product, result: str, weight: str, epilogue: Epilogue) -> K
         return _fused_linear(product, pack, epilogue)
 
     plain = PostOp.of(None).arguments
-    by_bias = product.bias is None and epilogue.alpha == 1 and epilogue.addend is None
-    fused, left = (epilogue.activation, epilogue.without("activation")) if by_bias else (None, epilogue)
-    after = PostOp.of(fused).arguments
+    fusible = product.bias is None and epilogue.alpha == 1 and epilogue.addend is None
+    after = PostOp.of(epilogue.activation if fusible else None).arguments
+    left = epilogue.without("activation") if fusible else epilogue
 
     def multiply(a: Tensor, b: Tensor) -> Tensor:
         return linear(a, pack(b.t()), None, *plain)
@@ -94,31 +94,31 @@ def _fused_linear(product: Product, pack: Callable[[Tensor], Tensor], epilogue: 
     """A product in row order with what oneDNN can take: one vector per column, then a whole matrix or the activation."""
     import torch
 
-    a_at, b_at, bias_at, scale = product.a, product.b, product.bias, 1.0
-    columns, addend, left = product.n, epilogue.addend, epilogue
-    if addend is not None and bias_at is None and epilogue.alpha == 1 and _is_row(product, epilogue):
-        bias_at, scale, left = addend, epilogue.beta, epilogue.without("addend")
-
-    def bias(inputs: tuple[Tensor, ...]) -> Tensor | None:
-        if bias_at is None:
-            return None
-        vector = inputs[bias_at].reshape(columns)
-        return vector if scale == 1 else vector * scale
-
-    if left.addend is not None and left.alpha == left.beta == 1 and left.shape == product.workload.inputs[left.addend].shape:
+    a_at, b_at, left = product.a, product.b, epilogue
+    bias = _bias(product.bias, None, 1.0)
+    if product.bias is None and epilogue.alpha == 1 and _is_row(product, epilogue):
+        bias, left = _bias(epilogue.addend, product.n, epilogue.beta), epilogue.without("addend")
+    addend, shape = left.addend, product.result.shape
+    if addend is not None and left.alpha == left.beta == 1 and left.shape == product.workload.inputs[addend].shape:
         binary: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.binary
-        addend, shape = left.addend, product.result.shape
         return left.without("addend").after(
             lambda *inputs: binary(inputs[a_at], inputs[addend].reshape(shape), pack(inputs[b_at].t()), bias(inputs), "add")
         )
     linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
-    fusible = left.alpha == 1 and left.addend is None
+    fusible = left.alpha == 1 and addend is None
     name, scalars, algorithm = PostOp.of(left.activation if fusible else None).arguments
-    if bias_at is not None and scale == 1 and bias_at == product.bias:
-        kernel: Kernel = lambda *inputs: linear(inputs[a_at], pack(inputs[b_at].t()), inputs[bias_at], name, scalars, algorithm)
-    else:
-        kernel = lambda *inputs: linear(inputs[a_at], pack(inputs[b_at].t()), bias(inputs), name, scalars, algorithm)
-    return (left.without("activation") if fusible else left).after(kernel)
+    return (left.without("activation") if fusible else left).after(
+        lambda *inputs: linear(inputs[a_at], pack(inputs[b_at].t()), bias(inputs), name, scalars, algorithm)
+    )
+
+
+def _bias(at: int | None, columns: int | None, scale: float) -> Callable[[tuple[Tensor, ...]], Tensor | None]:
+    """Where the kernel's bias comes from: input number ``at``, brought to a vector of ``columns`` and scaled."""
+    if at is None:
+        return lambda inputs: None
+    if columns is None:
+        return lambda inputs: inputs[at]
+    return lambda inputs: inputs[at].reshape(columns) if scale == 1 else inputs[at].reshape(columns) * scale
 
 
 def _is_vector(product: Product) -> bool:
@@ -128,9 +128,11 @@ def _is_vector(product: Product) -> bool:
 
 
 def _is_row(product: Product, epilogue: Epilogue) -> bool:
-    """The summand is one number per column."""
-    spec = product.workload.inputs[epilogue.addend or 0]
-    return spec.numel == product.n == spec.shape[-1] and epilogue.shape[-1] == product.n
+    """There is a summand, and it is one number per column."""
+    if epilogue.addend is None:
+        return False
+    spec = product.workload.inputs[epilogue.addend]
+    return spec.numel == product.n and spec.shape[-1:] == epilogue.shape[-1:] == (product.n,)
 
 
 def _convolution(product: Product) -> Callable[[Tensor, Tensor], Tensor]:
