@@ -16,7 +16,8 @@ from raftune.workload import In, Operator, Out, TensorSpec, Workload
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONVOLUTIONS = ("aten.convolution.default",)
+_CONVOLUTION = "aten.convolution.default"
+_CORES = (*PRODUCTS, _CONVOLUTION)
 ACTIVATIONS = (
     "aten.relu.default",
     "aten.gelu.default",
@@ -36,7 +37,7 @@ def _pattern(core: Op) -> Pattern:
     return Pattern(either(activation(either(summed, scaled)), summed))
 
 
-PATTERNS = (_pattern(op(*PRODUCTS)()), _pattern(op(*CONVOLUTIONS)()))
+PATTERNS = (_pattern(op(*PRODUCTS)()), _pattern(op(_CONVOLUTION)()))
 """Of a product, and of a convolution: what :meth:`Epilogue.of` may read."""
 
 
@@ -116,7 +117,7 @@ class _Reader:
         operators, result = self.workload.operators, self.workload.results
         if len(result) != 1 or any(spec.dtype != result[0].dtype for spec in self.workload.inputs):
             return None
-        cores = [i for i, o in enumerate(operators) if o.op in (*PRODUCTS, *CONVOLUTIONS)]
+        cores = [i for i, o in enumerate(operators) if o.op in _CORES]
         last = len(operators) - 1
         if len(cores) != 1 or self.workload.outputs != (Out(last, 0),) or self.workload.mutates:
             return None
@@ -131,7 +132,7 @@ class _Reader:
             used.add(readers[0])
             value = Out(readers[0], 0)
         alone = self._core_alone(core)
-        if len(used) != len(operators) or alone is None:
+        if len(used) != len(operators) or alone is None or alone.results[0].numel != result[0].numel:
             return None
         shape = self.shape or alone.results[0].shape
         return Epilogue(alone, shape, self.alpha, self.addend, self.beta, self.activation, result[0])
@@ -181,7 +182,7 @@ class _Reader:
         shape = self.chains.shape(value)
         if shape is not None:
             return shape
-        core = next(o for o in self.workload.operators if o.op in CONVOLUTIONS or o.op in PRODUCTS)
+        core = next(o for o in self.workload.operators if o.op in _CORES)
         convolution = Convolution.of(replace(self.workload, operators=(core,), outputs=(Out(0, 0),)))
         if convolution is None or convolution.transposed:
             return None

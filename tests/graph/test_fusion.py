@@ -36,6 +36,7 @@ X, Y = torch.randn(64, 16), torch.randn(64, 16)
     [
         (lambda x, y: (x + y).relu(), {"add+relu"}),
         (lambda x, y: F.layer_norm(x + y, (16,)), {"add+native_layer_norm"}),
+        (lambda x, y: F.layer_norm(x, (16,)).relu(), {"native_layer_norm+relu"}),
         (lambda x, y: (x + y).view(1024).exp(), {"add+view+exp"}),
         (lambda x, y: ((x * y).exp(), (x * y).sum(0)), {"mul+exp", "mul+sum"}),
         (lambda x, y: x.mm(y.t()), set()),

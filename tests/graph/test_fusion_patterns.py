@@ -1,5 +1,7 @@
 """Proposals by pattern: RAF's fusion cases with the patterns of the dialects, and the matcher with patterns of its own."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,6 +84,7 @@ def test_a_lone_dense_is_no_region():
         (lambda x, w, b, r: F.linear(x, w, b).relu() + r, {"addmm+relu"}),
         (lambda x, w, b, r: F.linear(x, w, b).t().relu(), set()),
         (lambda x, w, b, r: F.linear(x, w, b).exp(), set()),
+        (lambda x, w, b, r: F.linear(x[:1], w, b).expand(4, 8).relu(), set()),
         (lambda x, w, b, r: (F.linear(x, w, b) * r).relu(), set()),
         (lambda x, w, b, r: F.linear(x, w, b) + F.linear(x, w), {"addmm+add"}),
     ],
@@ -221,6 +224,15 @@ def test_the_start_of_the_backward_does_not_wait_for_the_loss():
     graph = capture(Twice(), {"x": torch.randn(48, 16), "y": torch.randint(5, (48,))}).graph_module.graph
     (gradient,) = graph.find_nodes(op="call_function", target=aten.nll_loss_backward.default)
     assert gradient.args[0].all_input_nodes == []
+
+
+def test_the_pattern_of_the_documentation():
+    text = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
+    found = {}
+    exec(next(block for block in text.split("```python\n")[1:] if "linear_relu" in block).split("```")[0], found)
+    module = trace(lambda x, w, b: ((x @ w + b).relu(), F.linear(x, w.t(), b).relu()), X, W.t(), B)
+    regions = propose(module.graph, [Declared(found["linear_relu"], lambda w: True)], lambda w: False)
+    assert [names(r) for r in regions] == ["mm+add+relu", "addmm+relu"]
 
 
 # The matcher alone.
