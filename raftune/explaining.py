@@ -14,9 +14,9 @@ from raftune.compiler.cover import cover
 from raftune.compiler.explain import Alternative, Unit, alternatives, considered, units
 from raftune.compiler.lowering import regions_of
 from raftune.compiler.plan import recommended_plan
+from raftune.compiler.proposals import proposed_regions
 from raftune.compiler.selector import Selector
 from raftune.graph import capture, region_of
-from raftune.graph.fusion import propose
 from raftune.measure.race import RaceResult
 from raftune.models import Target
 from raftune.targets import TargetError
@@ -71,7 +71,7 @@ def explain_plan(target: Target, mode: Any, log_path: Path | None, names: Sequen
             close = difflib.get_close_matches(name, nodes, n=3, cutoff=0.4)
             hint = f"; similar ones: {', '.join(close)}" if close else ""
             raise TargetError(f"the step has no operator called {name!r}{hint} (all are listed without a name)")
-    proposals = propose(graph.graph_module.graph)
+    proposals = proposed_regions(graph.graph_module.graph)
     fused = cover(proposals, selector)
     regions = regions_of(graph.graph_module.graph, fused)
     plan = recommended_plan(graph, regions, selector)

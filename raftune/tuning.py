@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +18,12 @@ from raftune.compiler.eager import EagerStep
 from raftune.compiler.lowering import regions_of
 from raftune.compiler.plan import recommended_plan
 from raftune.compiler.profile import Profile, profile_step
+from raftune.compiler.proposals import proposed_regions, proposed_tasks
 from raftune.compiler.selector import Selector
 from raftune.compiler.step import compile_step
 from raftune.device import Device, current_device
 from raftune.dialects import registry
 from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
-from raftune.graph.fusion import propose, proposed_tasks
 from raftune.log import LogError, TuningLog
 from raftune.measure import Measurer
 from raftune.measure.race import RaceResult
@@ -116,7 +117,8 @@ def prepare(request: ModelRequest) -> Prepared:
     target = with_optimizer(load_target(request.target), request.optimizer)
     try:
         _run(target, request.mode, copy.deepcopy(target.model))  # in eager first, whose errors are the clearest
-        asked = asked_tasks(lambda backend: _run_compiled(target, request.mode, backend))
+        with _dialects(request):
+            asked = asked_tasks(lambda backend: _run_compiled(target, request.mode, backend))
     except CaptureError:
         raise
     except Exception as error:  # the user's model: whatever it raises on its own inputs is reported as theirs
@@ -124,7 +126,8 @@ def prepare(request: ModelRequest) -> Prepared:
         raise TargetError(f"{request.target} does not run on its example inputs: {type(error).__name__}: {text}") from error
     graph = capture(target.model, target.inputs, target.loss, target.optimizer, mode=request.mode).reinplaced()
     threads = request.threads or torch.get_num_threads()
-    tasks = merge_tasks(tasks_of(graph.graph_module), proposed_tasks(graph.graph_module), asked)
+    with _dialects(request):
+        tasks = merge_tasks(tasks_of(graph.graph_module), proposed_tasks(graph.graph_module), asked)
     return Prepared(request, graph, tuple(tasks), current_device(threads))
 
 
@@ -132,7 +135,7 @@ def dry_run_counts(request: ModelRequest) -> list[tuple[Workload, int, dict[str,
     """Every task with its weight and its number of enumerable candidates by dialect."""
     prepared = prepare(request)
     rows = []
-    with registry.with_dialects(request.dialects or tuple(registry.installed())):
+    with _dialects(request):
         for task in prepared.tasks:
             counts: dict[str, int] = {}
             for candidate in registry.candidates(task.workload):
@@ -168,10 +171,10 @@ def tune_model(
             )
         if result.stopped is Stop.INTERRUPTED:
             return ModelOutcome(result, None)
-        with registry.with_dialects(request.dialects or tuple(registry.installed())):
+        with _dialects(request):
             selector = Selector(log, device=prepared.device)
             graph = prepared.graph.graph_module.graph
-            regions = regions_of(graph, cover(propose(graph), selector))
+            regions = regions_of(graph, cover(proposed_regions(graph), selector))
             plan = recommended_plan(prepared.graph, regions, selector)
     if plan is not None:
         return ModelOutcome(result, plan.race)
@@ -204,6 +207,10 @@ def profile_model(request: ModelRequest, log_path: Path | None, rounds: int) -> 
         race=False,
     )
     return profile_step(step, target.inputs, rounds=rounds)
+
+
+def _dialects(request: ModelRequest) -> AbstractContextManager[None]:
+    return registry.with_dialects(request.dialects or tuple(registry.installed()))
 
 
 def _run_compiled(target: Target, mode: Mode, backend: Callable[..., Any]) -> None:

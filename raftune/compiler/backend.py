@@ -14,8 +14,8 @@ from torch._functorch.partitioners import default_partition
 
 from raftune.compiler.executor import Program
 from raftune.compiler.lowering import lower
+from raftune.compiler.proposals import proposed_tasks
 from raftune.compiler.selector import Selector
-from raftune.graph.fusion import proposed_tasks
 from raftune.graph.workloads import Task, merge_tasks, tasks_of
 
 LOG_VARIABLE = "RAFTUNE_LOG"

@@ -9,9 +9,10 @@ import torch.fx
 
 from raftune.compiler.cover import cover
 from raftune.compiler.executor import BoundKernel, Program
+from raftune.compiler.proposals import proposed_regions
 from raftune.compiler.selector import Selector
 from raftune.graph import Region, fused_region, region_of
-from raftune.graph.fusion import contract, propose
+from raftune.graph.fusion import contract
 from raftune.memory import keep_pages
 
 
@@ -21,7 +22,7 @@ def lower(graph_module: torch.fx.GraphModule, selector: Selector, fused: Sequenc
     ``fused`` are the regions of several operators, by default those that the log says are worth it.
     """
     if fused is None:
-        fused = cover(propose(graph_module.graph), selector)
+        fused = cover(proposed_regions(graph_module.graph), selector)
     program = assemble(graph_module, fused, lambda region: chosen_kernel(region, selector))
     selector.report_misses()
     return program

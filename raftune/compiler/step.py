@@ -16,10 +16,10 @@ from raftune.compiler.eager import EagerStep
 from raftune.compiler.executor import Program
 from raftune.compiler.lowering import lower, regions_of
 from raftune.compiler.plan import Plan, plan_key, recommended_plan
+from raftune.compiler.proposals import proposed_regions
 from raftune.compiler.selector import Selector
 from raftune.compiler.single import compiled_alone, single_compilers
 from raftune.graph import BatchMismatch, CaptureError, Region, StepMismatch, StepResult, TrainingGraph, capture
-from raftune.graph.fusion import propose
 from raftune.graph.structure import BatchSpec
 from raftune.log import LogError, TuningLog
 from raftune.measure.race import EAGER, PLAN, RaceResult
@@ -156,7 +156,7 @@ class _Compiler:
     def compile(self, inputs: Any) -> CompiledStep:
         graph = capture(self.model, inputs, self.loss, self.optimizer, mode=self.mode).reinplaced()
         module, selector = graph.graph_module, self.selector.fresh()
-        proposals = propose(module.graph)
+        proposals = proposed_regions(module.graph)
         fused = cover(proposals, selector)
         plan = recommended_plan(graph, regions_of(module.graph, fused), selector) if self.race else None
         if plan is not None:

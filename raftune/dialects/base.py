@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from raftune.pattern import Pattern
 from raftune.workload import Config, Workload
 
 Kernel = Callable[..., Any]
@@ -43,6 +44,10 @@ class Dialect(ABC):
     @abstractmethod
     def supports(self, workload: Workload) -> bool:
         """Whether :meth:`build` can be expected to work for some config. Cheap, decides from the specs alone."""
+
+    def patterns(self) -> Sequence[Pattern]:
+        """Groups of operators for which the dialect has kernels: each match that it then supports becomes a region to tune."""
+        return ()
 
     @abstractmethod
     def candidates(self, workload: Workload) -> Sequence[Config]:

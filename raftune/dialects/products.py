@@ -115,7 +115,11 @@ def add_bias(product: Product, multiply: Callable[[Tensor, Tensor], Tensor]) -> 
     """A kernel for the workload from ``multiply``, which returns a fresh product: scale it and add the bias in place."""
     a, b, bias, alpha, beta = product.a, product.b, product.bias, product.alpha, product.beta
     if bias is None:
-        return multiply if (a, b) == (0, 1) else (lambda *inputs: multiply(inputs[a], inputs[b]))
+        return (
+            multiply
+            if (a, b) == (0, 1) and len(product.workload.inputs) == 2
+            else (lambda *inputs: multiply(inputs[a], inputs[b]))
+        )
     if alpha == 1 and beta == 1:
         return lambda *inputs: multiply(inputs[a], inputs[b]).add_(inputs[bias])
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 
 from raftune.dialects.base import BuildError, Dialect, Kernel
+from raftune.pattern import Declared
 from raftune.workload import Candidate, Config, Workload
 
 ENTRY_POINT_GROUP = "raftune.dialects"
@@ -95,6 +96,22 @@ def candidates(workload: Workload) -> list[Candidate]:
         if dialect.supports(workload):
             found.extend(candidate(dialect, config) for config in dialect.candidates(workload))
     return list(dict.fromkeys(found))
+
+
+def has_alternative(workload: Workload) -> bool:
+    """Whether an enabled dialect offers anything besides the default."""
+    return any(_offers(dialect, workload) for dialect in enabled())
+
+
+def patterns() -> list[Declared]:
+    """The patterns of the enabled dialects; a match is accepted where its dialect offers something besides the default."""
+    return [Declared(pattern, partial(_offers, dialect)) for dialect in enabled() for pattern in dialect.patterns()]
+
+
+def _offers(dialect: Dialect, workload: Workload) -> bool:
+    if dialect.name == DEFAULT_DIALECT:
+        return len(dialect.candidates(workload)) > 1
+    return dialect.supports(workload)
 
 
 def build(workload: Workload, chosen: Candidate) -> Kernel:

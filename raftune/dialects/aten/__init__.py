@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from raftune.dialects.aten import attention, convolution, matmul, memory, optimizer, reduction
+from raftune.dialects.aten import (
+    attention,
+    convolution,
+    epilogue,
+    loss_head,
+    matmul,
+    memory,
+    optimizer,
+    reduction,
+    written_attention,
+)
 from raftune.dialects.base import BuildError, Dialect, Kernel
 from raftune.dialects.calls import check_keys, direct, torch_version
 from raftune.dialects.convolutions import Convolution
+from raftune.dialects.epilogue import PATTERNS
 from raftune.dialects.products import Product
+from raftune.pattern import Pattern
 from raftune.workload import Config, Workload
 
 _DEFAULT: Config = {"formulation": "default"}
+# Formulations of several operators as one.
+_REGIONS: dict[str, Callable[[Workload, Config], Kernel]] = {
+    "accumulate": epilogue.build,
+    "in_place": epilogue.build,
+    "sdpa": written_attention.build,
+    "row_blocks": loss_head.build,
+}
 
 
 class AtenDialect(Dialect):
@@ -29,10 +48,20 @@ class AtenDialect(Dialect):
         del workload
         return True
 
+    def patterns(self) -> Sequence[Pattern]:
+        return (*PATTERNS, *written_attention.PATTERNS, *loss_head.PATTERNS)
+
     def candidates(self, workload: Workload) -> Sequence[Config]:
         found = [_DEFAULT]
         if optimizer.is_update(workload):
             return [*found, *optimizer.configs(workload)]
+        if len(workload.operators) > 1:
+            return [
+                *found,
+                *epilogue.configs(workload),
+                *written_attention.configs(workload),
+                *loss_head.configs(workload),
+            ]
         for family in (matmul, convolution, attention, reduction, memory):
             found.extend(family.configs(workload))
         return found
@@ -46,6 +75,10 @@ class AtenDialect(Dialect):
         if formulation == "default":
             check_keys(config, ("formulation",))
             return direct(workload)
+        if formulation in _REGIONS:
+            return _REGIONS[formulation](workload, config)
+        if len(workload.operators) > 1:
+            raise BuildError(f"config formulation={formulation!r}: {workload.op} with these specs has only 'default'")
         if formulation == "contiguous":
             return memory.build_contiguous(workload, config)
         if formulation == "memory":

@@ -1,4 +1,4 @@
-"""oneDNN inside PyTorch: products and convolutions, plain or with packed weights, with an element-wise operator fused in."""
+"""oneDNN inside PyTorch: products and convolutions, plain or with packed weights, with what follows them fused in."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import ClassVar
 from raftune.dialects.base import Dialect, Kernel, Unsupported
 from raftune.dialects.calls import torch_version
 from raftune.dialects.convolutions import Convolution
+from raftune.dialects.epilogue import PATTERNS, Epilogue
 from raftune.dialects.onednn import convolution, matmul
-from raftune.dialects.onednn.postop import PostOp, split
 from raftune.dialects.products import Product
+from raftune.pattern import Pattern
 from raftune.workload import Config, Workload
 
 _DTYPES = ("float32", "bfloat16")
@@ -33,6 +34,9 @@ class OnednnDialect(Dialect):
     def supports(self, workload: Workload) -> bool:
         return _core(workload) is not None
 
+    def patterns(self) -> Sequence[Pattern]:
+        return PATTERNS
+
     def candidates(self, workload: Workload) -> Sequence[Config]:
         found = _core(workload)
         if found is None:
@@ -44,13 +48,16 @@ class OnednnDialect(Dialect):
         found = _core(workload)
         if found is None:
             raise Unsupported(f"oneDNN in PyTorch has no kernel for {workload.op} with these specs")
-        core, postop = found
+        core, epilogue = found
         if core.workload.inputs[0].dtype == "bfloat16":
             import torch
 
             if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
                 raise Unsupported("oneDNN has no bfloat16 kernels on this processor")
-        return matmul.build(core, config, postop) if isinstance(core, Product) else convolution.build(core, config, postop)
+        if isinstance(core, Convolution):
+            return convolution.build(core, config, epilogue)
+        assert epilogue is not None
+        return matmul.build(core, config, epilogue)
 
     def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
         """Elements (log2) that are rearranged outside oneDNN's kernel, and whether the kernel reads a packed weight."""
@@ -75,12 +82,11 @@ def _unavailable() -> str | None:
     return None if torch._C._has_mkldnn else f"PyTorch {torch.__version__} was built without oneDNN (mkldnn)"
 
 
-def _core(workload: Workload) -> tuple[Product | Convolution, PostOp] | None:
-    """The product or convolution of the region in a form that oneDNN takes, and the operator to fuse."""
-    parts = split(workload)
-    if parts is None or any(s.dtype not in _DTYPES or s.dtype != workload.inputs[0].dtype for s in workload.inputs):
+def _core(workload: Workload) -> tuple[Product | Convolution, Epilogue | None] | None:
+    """The product or convolution of the region in a form that oneDNN takes, and its epilogue, which a backward has not."""
+    if any(s.dtype not in _DTYPES or s.dtype != workload.inputs[0].dtype for s in workload.inputs):
         return None
-    core = Product.of(parts[0]) or Convolution.of(parts[0])
-    if isinstance(core, Convolution) and core.is_backward and parts[1].name != "none":
-        return None
-    return None if core is None else (core, parts[1])
+    epilogue = Epilogue.of(workload)
+    alone = workload if epilogue is None else epilogue.core
+    core = Product.of(alone) or Convolution.of(alone)
+    return None if core is None else (core, epilogue)

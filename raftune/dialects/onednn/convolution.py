@@ -7,8 +7,9 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from raftune.dialects.base import BuildError, Kernel
-from raftune.dialects.calls import check_keys, choice, conform
+from raftune.dialects.calls import check_keys, choice
 from raftune.dialects.convolutions import LAYOUTS, Convolution, Gradient, gradients, to_layout
+from raftune.dialects.epilogue import Epilogue
 from raftune.dialects.onednn.packing import choose
 from raftune.dialects.onednn.postop import PostOp
 from raftune.workload import Config
@@ -37,8 +38,8 @@ def configs(c: Convolution) -> list[Config]:
     return found
 
 
-def build(c: Convolution, config: Config, postop: PostOp) -> Kernel:
-    if c.is_backward:
+def build(c: Convolution, config: Config, epilogue: Epilogue | None) -> Kernel:
+    if epilogue is None or c.is_backward:
         return _build_backward(c, config)
     kernels = {"convolution": not c.transposed, "linear": _is_rows(c), "transposed": c.transposed}
     kernel = choice(config, "kernel", tuple(name for name, applies in kernels.items() if applies))
@@ -46,11 +47,42 @@ def build(c: Convolution, config: Config, postop: PostOp) -> Kernel:
     check_keys(config, ("kernel", *keys))
     if config.get("weight") == "packed_once" and not c.w.constant:
         raise BuildError("config weight='packed_once' needs a constant weight")
+    x_at, w_at, bias_at = c.input, c.weight, c.bias
+    if kernel == "convolution" and _is_residual(c, epilogue):
+        return _with_residual(c, config, epilogue)
+    fusible = epilogue.alpha == 1 and epilogue.addend is None
+    postop = PostOp.of(epilogue.activation if fusible else None)
     forward = {"convolution": _convolution, "linear": _linear, "transposed": _transposed}[kernel](c, config, postop)
-    x_at, w_at, bias_at, fix = c.input, c.weight, c.bias, conform(c.workload.results[0])
+    left = epilogue.without("activation") if fusible else epilogue
     if bias_at is None:
-        return lambda *inputs: fix(forward(inputs[x_at], inputs[w_at], None))
-    return lambda *inputs: fix(forward(inputs[x_at], inputs[w_at], inputs[bias_at]))
+        return left.after(lambda *inputs: forward(inputs[x_at], inputs[w_at], None))
+    return left.after(lambda *inputs: forward(inputs[x_at], inputs[w_at], inputs[bias_at]))
+
+
+def _is_residual(c: Convolution, epilogue: Epilogue) -> bool:
+    """The summand is a whole image of the result's shape, and nothing is scaled: oneDNN adds it itself."""
+    if epilogue.addend is None or epilogue.alpha != 1 or epilogue.beta != 1:
+        return False
+    return c.workload.inputs[epilogue.addend].shape == epilogue.shape and c.rank == 2
+
+
+def _with_residual(c: Convolution, config: Config, epilogue: Epilogue) -> Kernel:
+    import torch
+
+    convolve: Callable[..., Tensor] = torch.ops.mkldnn._convolution_pointwise.binary
+    x_at, w_at, bias_at, addend = c.input, c.weight, c.bias, epilogue.addend
+    assert addend is not None
+    # The summand is read in the result's order, so both are given one memory format whatever the summand has.
+    convert, prepare = to_layout(c.rank, choice(config, "layout", LAYOUTS)), _weight(c, config)
+    rest = (list(c.padding), list(c.stride), list(c.dilation), c.groups, "add", 1.0)
+    relu = epilogue.activation is not None and epilogue.activation.op == "aten.relu.default"
+    after: tuple[str | None, list[float], None] = ("relu" if relu else None, [], None)
+
+    def kernel(*inputs: Tensor) -> Tensor:
+        bias = None if bias_at is None else inputs[bias_at]
+        return convolve(convert(inputs[x_at]), convert(inputs[addend]), prepare(inputs[w_at]), bias, *rest, *after)
+
+    return epilogue.without("addend", *(("activation",) if relu else ())).after(kernel)
 
 
 Forward = Callable[["Tensor", "Tensor", "Tensor | None"], "Tensor"]
@@ -71,13 +103,22 @@ def _convolution(c: Convolution, config: Config, postop: PostOp) -> Forward:
     import torch
 
     convolve: Callable[..., Tensor] = torch.ops.mkldnn._convolution_pointwise.default
-    reorder: Callable[..., Tensor] = torch.ops.mkldnn._reorder_convolution_weight.default
-    stride, padding, dilation, shape = list(c.stride), list(c.padding), list(c.dilation), list(c.x.shape)
-    groups, convert, weight = c.groups, _layout(c, config), choice(config, "weight", _WEIGHTS)
-    pack = choose(lambda w: reorder(w, padding, stride, dilation, groups, shape), weight)
-    prepare = convert if weight == "plain" else pack
+    stride, padding, dilation = list(c.stride), list(c.padding), list(c.dilation)
+    groups, convert, prepare = c.groups, _layout(c, config), _weight(c, config)
     after = postop.arguments
     return lambda x, w, bias: convolve(convert(x), prepare(w), bias, padding, stride, dilation, groups, *after)
+
+
+def _weight(c: Convolution, config: Config) -> Callable[[Tensor], Tensor]:
+    """How the weight reaches the kernel: in the layout of the config, or packed."""
+    import torch
+
+    reorder: Callable[..., Tensor] = torch.ops.mkldnn._reorder_convolution_weight.default
+    stride, padding, dilation, shape = list(c.stride), list(c.padding), list(c.dilation), list(c.x.shape)
+    weight = choice(config, "weight", _WEIGHTS)
+    if weight == "plain":
+        return _layout(c, config)
+    return choose(lambda w: reorder(w, padding, stride, dilation, c.groups, shape), weight)
 
 
 def _transposed(c: Convolution, config: Config, postop: PostOp) -> Forward:
@@ -178,7 +219,7 @@ def _input_flipped(c: Convolution) -> Gradient:
 
     convolve: Callable[..., Tensor] = torch.ops.mkldnn._convolution_pointwise.default
     ones, padding, dilation = [1] * c.rank, _flipped_padding(c), list(c.dilation)
-    spatial, after = list(range(2, c.rank + 2)), PostOp.none().arguments
+    spatial, after = list(range(2, c.rank + 2)), PostOp.of(None).arguments
     return lambda go, x, w: convolve(go, w.transpose(0, 1).flip(spatial), None, padding, ones, dilation, 1, *after)
 
 
@@ -187,7 +228,7 @@ def _weight_convolution(c: Convolution) -> Gradient:
     import torch
 
     convolve: Callable[..., Tensor] = torch.ops.mkldnn._convolution_pointwise.default
-    rest = (None, list(c.padding), list(c.dilation), list(c.stride), 1, *PostOp.none().arguments)
+    rest = (None, list(c.padding), list(c.dilation), list(c.stride), 1, *PostOp.of(None).arguments)
     crop = (slice(None), slice(None), *(slice(0, k) for k in c.kernel))
     return lambda go, x, w: convolve(x.transpose(0, 1), go.transpose(0, 1), *rest).transpose(0, 1)[crop]
 
@@ -196,7 +237,7 @@ def _input_linear(c: Convolution) -> Gradient:
     import torch
 
     linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
-    plain = PostOp.none().arguments
+    plain = PostOp.of(None).arguments
     n, channels, height, width = c.x.shape
     out_channels = c.w.shape[0]
 
@@ -212,7 +253,7 @@ def _weight_linear(c: Convolution) -> Gradient:
     import torch
 
     linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
-    plain = PostOp.none().arguments
+    plain = PostOp.of(None).arguments
     channels, out_channels, shape = c.x.shape[1], c.w.shape[0], c.w.shape
 
     def gradient(go: Tensor, x: Tensor, w: Tensor) -> Tensor:

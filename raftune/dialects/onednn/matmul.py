@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from raftune.dialects.base import BuildError, Kernel
 from raftune.dialects.calls import check_keys, choice, conform
+from raftune.dialects.epilogue import Epilogue
 from raftune.dialects.onednn.packing import choose
 from raftune.dialects.onednn.postop import PostOp
 from raftune.dialects.products import Product, add_bias
@@ -32,19 +33,19 @@ def configs(product: Product) -> list[Config]:
     return [*found, {"kernel": "convolution"}]
 
 
-def build(product: Product, config: Config, postop: PostOp) -> Kernel:
+def build(product: Product, config: Config, epilogue: Epilogue) -> Kernel:
     batched = product.batch is not None
     kernel = choice(config, "kernel", ("grouped_convolution", "linear_loop") if batched else ("linear", "convolution"))
     if kernel == "linear":
         check_keys(config, ("kernel", "result", "weight"))
-        return _linear(product, choice(config, "result", _RESULTS), choice(config, "weight", _WEIGHTS), postop)
+        return _linear(product, choice(config, "result", _RESULTS), choice(config, "weight", _WEIGHTS), epilogue)
     if kernel == "linear_loop":
         check_keys(config, ("kernel", "result"))
         multiply = _linear_loop(product, choice(config, "result", _RESULTS))
     else:
         check_keys(config, ("kernel",))
         multiply = _grouped_convolution(product) if batched else _convolution(product)
-    return postop.after(_finished(product, add_bias(product, multiply)))
+    return epilogue.after(_finished(product, add_bias(product, multiply)))
 
 
 def _results(product: Product, weight: str) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ def _finished(product: Product, kernel: Kernel) -> Kernel:
     return lambda *inputs: fix(kernel(*inputs))
 
 
-def _linear(product: Product, result: str, weight: str, postop: PostOp) -> Kernel:
+def _linear(product: Product, result: str, weight: str, epilogue: Epilogue) -> Kernel:
     import torch
 
     if weight == "packed_once" and result not in _results(product, weight):
@@ -70,30 +71,68 @@ def _linear(product: Product, result: str, weight: str, postop: PostOp) -> Kerne
     reorder: Callable[..., Tensor] = torch.ops.mkldnn._reorder_linear_weight.default
     rows = product.m if result == "row" else product.n
     pack = choose(lambda w: reorder(w, rows), weight)
-    a_at, b_at, bias_at = product.a, product.b, product.bias
-    name, scalars, algorithm = postop.arguments
-    if result == "row" and bias_at is not None and _is_vector(product):
-        fix = conform(product.result)
-        return lambda *inputs: fix(linear(inputs[a_at], pack(inputs[b_at].t()), inputs[bias_at], name, scalars, algorithm))
+    if result == "row" and (product.bias is None or _is_vector(product)):
+        return _fused_linear(product, pack, epilogue)
 
-    if bias_at is None:
-        fused, left = (name, scalars, algorithm), PostOp.none()
-    else:
-        fused, left = PostOp.none().arguments, postop
+    plain = PostOp.of(None).arguments
+    fusible = product.bias is None and epilogue.alpha == 1 and epilogue.addend is None
+    after = PostOp.of(epilogue.activation if fusible else None).arguments
+    left = epilogue.without("activation") if fusible else epilogue
 
     def multiply(a: Tensor, b: Tensor) -> Tensor:
-        return linear(a, pack(b.t()), None, *fused)
+        return linear(a, pack(b.t()), None, *plain)
 
     def multiply_swapped(a: Tensor, b: Tensor) -> Tensor:
-        return linear(b.t(), pack(a), None, *fused).t().contiguous()
+        return linear(b.t(), pack(a), None, *after).t().contiguous()
 
-    return left.after(_finished(product, add_bias(product, multiply if result == "row" else multiply_swapped)))
+    if result == "row":
+        return epilogue.after(_finished(product, add_bias(product, multiply)))
+    return left.after(_finished(product, add_bias(product, multiply_swapped)))
+
+
+def _fused_linear(product: Product, pack: Callable[[Tensor], Tensor], epilogue: Epilogue) -> Kernel:
+    """A product in row order with what oneDNN can take: one vector per column, then a whole matrix or the activation."""
+    import torch
+
+    a_at, b_at, left = product.a, product.b, epilogue
+    bias = _bias(product.bias, None, 1.0)
+    if product.bias is None and epilogue.alpha == 1 and _is_row(product, epilogue):
+        bias, left = _bias(epilogue.addend, product.n, epilogue.beta), epilogue.without("addend")
+    addend, shape = left.addend, product.result.shape
+    if addend is not None and left.alpha == left.beta == 1 and left.shape == product.workload.inputs[addend].shape:
+        binary: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.binary
+        return left.without("addend").after(
+            lambda *inputs: binary(inputs[a_at], inputs[addend].reshape(shape), pack(inputs[b_at].t()), bias(inputs), "add")
+        )
+    linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    fusible = left.alpha == 1 and addend is None
+    name, scalars, algorithm = PostOp.of(left.activation if fusible else None).arguments
+    return (left.without("activation") if fusible else left).after(
+        lambda *inputs: linear(inputs[a_at], pack(inputs[b_at].t()), bias(inputs), name, scalars, algorithm)
+    )
+
+
+def _bias(at: int | None, columns: int | None, scale: float) -> Callable[[tuple[Tensor, ...]], Tensor | None]:
+    """Where the kernel's bias comes from: input number ``at``, brought to a vector of ``columns`` and scaled."""
+    if at is None:
+        return lambda inputs: None
+    if columns is None:
+        return lambda inputs: inputs[at]
+    return lambda inputs: inputs[at].reshape(columns) if scale == 1 else inputs[at].reshape(columns) * scale
 
 
 def _is_vector(product: Product) -> bool:
     """The bias is one number per column and nothing is scaled: the kernel can add it itself."""
     spec = product.workload.inputs[product.bias or 0]
     return product.alpha == 1 and product.beta == 1 and spec.shape == (product.n,) and spec.is_contiguous
+
+
+def _is_row(product: Product, epilogue: Epilogue) -> bool:
+    """There is a summand, and it is one number per column."""
+    if epilogue.addend is None:
+        return False
+    spec = product.workload.inputs[epilogue.addend]
+    return spec.numel == product.n and spec.shape[-1:] == epilogue.shape[-1:] == (product.n,)
 
 
 def _convolution(product: Product) -> Callable[[Tensor, Tensor], Tensor]:
@@ -128,7 +167,7 @@ def _linear_loop(product: Product, result: str) -> Callable[[Tensor, Tensor], Te
     import torch
 
     linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
-    plain = PostOp.none().arguments
+    plain = PostOp.of(None).arguments
 
     def multiply(a: Tensor, b: Tensor) -> Tensor:
         return torch.stack([linear(x, y.t(), None, *plain) for x, y in zip(a.unbind(0), b.unbind(0), strict=True)])

@@ -36,8 +36,12 @@ class Ancestry:
         return self._ancestors[self.position[node]]
 
     def is_convex(self, nodes: Sequence[torch.fx.Node]) -> bool:
-        """Whether no path leaves the set and comes back: only then can its nodes run as one unit."""
-        own, before, after = self.bits(nodes), 0, 0
+        """Whether no path leaves the set and comes back: only then can its nodes run as one unit.
+
+        What unpacks a member's results belongs to the set.
+        """
+        unpacked = [user for node in nodes for user in node.users if user.target is operator.getitem]
+        own, before, after = self.bits([*nodes, *unpacked]), 0, 0
         for node in nodes:
             before |= self._ancestors[self.position[node]]
             after |= self._descendants[self.position[node]]

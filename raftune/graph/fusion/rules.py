@@ -6,16 +6,15 @@ A rule only proposes; whether a region is worth lowering as one is measured, lik
 from __future__ import annotations
 
 import math
-import operator
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import torch.fx
 from torch._ops import OpOverload
 
 from raftune.graph.fusion.order import Ancestry
-from raftune.graph.workloads import Region, Task, fused_region, is_tunable, is_view
+from raftune.graph.fusion.views import source_of, with_views
+from raftune.graph.workloads import Region, fused_region, is_tunable
 
 # Operators that compute in one or two passes over their argument, which a code generator merges with element-wise neighbours.
 _REDUCING = frozenset(
@@ -47,15 +46,14 @@ _MOST = 8
 _LEAST_EXTENT = 1024
 
 
-def propose(graph: torch.fx.Graph) -> list[Region]:
+def grouped_regions(graph: torch.fx.Graph, ancestry: Ancestry) -> list[Region]:
     """Regions of two and more operators, which may overlap: maximal groups, and every pair of neighbours in a larger one."""
-    ancestry = Ancestry(graph)
     found: dict[frozenset[torch.fx.Node], Region] = {}
     for group in _groups(graph, ancestry):
         members = set(group)
         pairs = [[a, b] for b in group for a in _producers(b) if a in members] if len(group) > 2 else []
         for nodes in [group, *pairs]:
-            ordered = sorted(_with_views(nodes), key=ancestry.position.__getitem__)
+            ordered = sorted(with_views(nodes), key=ancestry.position.__getitem__)
             key = frozenset(ordered)
             if key in found or not ancestry.is_convex(ordered):
                 continue
@@ -63,12 +61,6 @@ def propose(graph: torch.fx.Graph) -> list[Region]:
             if region is not None:
                 found[key] = region
     return list(found.values())
-
-
-def proposed_tasks(*graph_modules: torch.fx.GraphModule) -> list[Task]:
-    """The proposals of the graphs that make up one step as tasks, in order of first appearance."""
-    counts = Counter(region.workload for module in graph_modules for region in propose(module.graph))
-    return [Task(workload, weight) for workload, weight in counts.items()]
 
 
 def _groups(graph: torch.fx.Graph, ancestry: Ancestry) -> Iterator[list[torch.fx.Node]]:
@@ -83,7 +75,7 @@ def _groups(graph: torch.fx.Graph, ancestry: Ancestry) -> Iterator[list[torch.fx
             if other is None or other is group or not _same_space(producer, node):
                 continue
             merged = sorted({*other, *group}, key=ancestry.position.__getitem__)
-            if len(merged) <= _MOST and ancestry.is_convex(sorted(_with_views(merged), key=ancestry.position.__getitem__)):
+            if len(merged) <= _MOST and ancestry.is_convex(sorted(with_views(merged), key=ancestry.position.__getitem__)):
                 group = merged
                 group_of.update((member, merged) for member in merged)
     unique = {id(group): group for group in group_of.values()}
@@ -101,28 +93,7 @@ def _fusible(node: torch.fx.Node) -> bool:
 
 def _producers(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The operators that ``node`` reads, through views and getitems."""
-    return list(dict.fromkeys(_source(used)[0] for used in node.all_input_nodes))
-
-
-def _source(value: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]]:
-    """The operator behind ``value``, and the views on the way to it."""
-    views = []
-    while value.op == "call_function" and (value.target is operator.getitem or _is_view(value)):
-        if value.target is not operator.getitem:
-            views.append(value)
-        value = value.all_input_nodes[0]
-    return value, views
-
-
-def _with_views(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
-    """``nodes`` and the views between them."""
-    found = set(nodes)
-    for node in nodes:
-        for used in node.all_input_nodes:
-            source, views = _source(used)
-            if source in nodes:
-                found.update(views)
-    return found
+    return list(dict.fromkeys(source_of(used)[0] for used in node.all_input_nodes))
 
 
 def _same_space(producer: torch.fx.Node, consumer: torch.fx.Node) -> bool:
@@ -134,7 +105,3 @@ def _extent(node: torch.fx.Node) -> int:
     values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     tensors = [t for v in values for t in (v if isinstance(v, list | tuple) else [v]) if isinstance(t, torch.Tensor)]
     return max((math.prod(t.shape) for t in tensors), default=0)
-
-
-def _is_view(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and is_view(node.target)
