@@ -27,9 +27,10 @@ from raftune.graph.cleanup import (
 from raftune.graph.errors import CaptureError, UnsupportedOptimizer
 from raftune.graph.members import Attribute, Snapshot, attribute_name, buffers_of, has_gradient_hooks, parameters_of, restored
 from raftune.graph.optimizer import OptimizerFactory, StateKey, apply_update, new_state, plan_groups
+from raftune.graph.recurrence import EagerRecurrence, keep_workspaces
 from raftune.graph.settings import ModuleSettings
 from raftune.graph.structure import BatchSpec, Loss, Result, ResultSpec, TensorLeaf, find_loss, flatten, plain, split_batch
-from raftune.graph.tracing import PlainRecurrence, compiling, random_nodes
+from raftune.graph.tracing import compiling, random_nodes
 from raftune.graph.training_graph import Kind, Slot, Source, TrainingGraph
 from raftune.graph.workloads import CONSTANT_META
 
@@ -112,6 +113,7 @@ class _Capture:
         remove_identities(graph_module.graph)
         free_factories(graph_module.graph)
         single_views(graph_module.graph)
+        keep_workspaces(graph_module.graph)
         own_results(graph_module.graph, self.slots, self.outputs)
         graph_module.graph.eliminate_dead_code()
         kept = drop_unused_inputs(graph_module.graph, self.slots, self.outputs)
@@ -199,7 +201,7 @@ class _Capture:
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
         """The function that is traced; returns the settled outputs, then every input as the forward pass left it."""
-        with FunctionalTensorMode(), PlainRecurrence():
+        with FunctionalTensorMode(), EagerRecurrence():
             wrapped = [to_fun(tensor) for tensor in flat]
             parameters = {m.name: wrapped[i].detach() for i, m in enumerate(self.parameters)}
             for name in self.wanted:

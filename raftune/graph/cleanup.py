@@ -25,7 +25,7 @@ _FILLS: dict[Any, Callable[[fx.Node], Any]] = {
     _aten.new_ones.default: lambda node: 1,
     _aten.new_full.default: lambda node: node.args[2],
 }
-_PARTS = (_aten.unbind.int, _aten.split.Tensor, _aten.split_with_sizes.default)
+_PARTS = (_aten.unbind.int, _aten.split.Tensor, _aten.unsafe_split.Tensor, _aten.split_with_sizes.default)
 
 
 def placeholders_of(graph: fx.Graph) -> list[fx.Node]:

@@ -2,43 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.overrides import TorchFunctionMode
-
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-
-
-class PlainRecurrence(TorchFunctionMode):
-    """Trace recurrent layers through PyTorch's C++ code rather than its Python decompositions.
-
-    The decompositions (seen in 2.13) leave out the dropout between layers, and take an oneDNN operator without a backward
-    when the input needs no gradient. oneDNN's own recurrent operator is avoided as well: its workspace has a size that only
-    real tensors tell. What is left are the matrix products and activations of every time step.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if getattr(func, "__name__", "") not in _RECURRENT:
-            return func(*args, **(kwargs or {}))
-        with torch._C._DisablePythonDispatcher(), _without_onednn():
-            return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    # torch.backends.mkldnn.flags would touch, and warn about, settings for other devices too.
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
 
 
 @contextmanager

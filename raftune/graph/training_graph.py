@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import types
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -111,7 +112,7 @@ def graph_digest(graph_module: fx.GraphModule, inputs: tuple[Slot, ...], outputs
 def _target_name(target: Any) -> str:
     if target is operator.getitem:
         return "getitem"
-    return str(target)
+    return f"{target.__module__}.{target.__qualname__}" if isinstance(target, types.FunctionType) else str(target)
 
 
 def _describe(value: Any, position: dict[fx.Node, int]) -> Any:

@@ -43,6 +43,9 @@ _NOT_TASKS = frozenset(
         "aten::new_empty_strided",
         "aten::arange",
         "aten::_local_scalar_dense",
+        # Their workspace has a size, and a content, that only they know.
+        "aten::mkldnn_rnn_layer",
+        "aten::mkldnn_rnn_layer_backward",
     }
 )
 _EXCLUDED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)

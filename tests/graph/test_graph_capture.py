@@ -238,6 +238,25 @@ def test_dropout_between_recurrent_layers_and_float_input():
     torch.testing.assert_close([p.grad for p in model.parameters()], expected)
 
 
+@pytest.mark.parametrize(("bias", "bidirectional", "batch_first"), [(True, False, True), (False, True, False)])
+def test_an_lstm_is_run_a_sequence_at_a_time_as_in_eager(bias, bidirectional, batch_first):
+    model = nn.LSTM(4, 6, num_layers=2, bias=bias, bidirectional=bidirectional, batch_first=batch_first)
+    graph = assert_follows_eager(
+        model, [torch.randn(5, 3, 4)] * 2, lambda model, x: square(model(x)[0]), sgd, loss=lambda outputs: square(outputs[0])
+    )
+    assert "aten.mkldnn_rnn_layer_backward.default" in operators(graph)
+    assert len(operators(graph)) < 120
+    assert graph.digest == capture(model, torch.randn(5, 3, 4), lambda outputs: square(outputs[0]), sgd).digest
+
+
+def test_a_projected_lstm_and_a_gru_run_step_by_step_as_in_eager():
+    for model in (nn.LSTM(4, 6, proj_size=3), nn.GRU(4, 6)):
+        graph = assert_follows_eager(
+            model, [torch.randn(5, 3, 4)] * 2, lambda model, x: square(model(x)[0]), sgd, loss=lambda outputs: square(outputs[0])
+        )
+        assert "aten.mkldnn_rnn_layer_backward.default" not in operators(graph)
+
+
 def test_evaluation_flags_are_taken_as_they_are():
     model = Convolutional().eval()
     graph = assert_follows_eager(model, [torch.randn(2, 3, 8, 8)] * 2, lambda model, x: square(model(x)), sgd, loss=square)

@@ -56,6 +56,9 @@ class TvmDialect(Dialect):
         specs = (*workload.inputs, *workload.results)
         if workload.mutates or not workload.outputs:
             return False
+        # The hand schedule tiles a product that stands alone; with others it would be a plain loop nest.
+        if len(workload.operators) > 1 and any(operator.op in _PRODUCTS for operator in workload.operators):
+            return False
         if not all(spec.dtype in _DTYPES and fits(spec) for spec in specs):
             return False
         if not all(is_permuted_dense(spec) for spec in workload.results):
