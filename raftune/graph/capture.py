@@ -27,7 +27,7 @@ from raftune.graph.cleanup import (
 from raftune.graph.errors import CaptureError, UnsupportedOptimizer
 from raftune.graph.members import Attribute, Snapshot, attribute_name, buffers_of, has_gradient_hooks, parameters_of, restored
 from raftune.graph.optimizer import OptimizerFactory, StateKey, apply_update, new_state, plan_groups
-from raftune.graph.recurrence import EagerRecurrence, keep_workspaces
+from raftune.graph.recurrence import EagerRecurrence, keep_workspaces, one_bias_gradient
 from raftune.graph.settings import ModuleSettings
 from raftune.graph.structure import BatchSpec, Loss, Result, ResultSpec, TensorLeaf, find_loss, flatten, plain, split_batch
 from raftune.graph.tracing import compiling, random_nodes
@@ -114,6 +114,7 @@ class _Capture:
         free_factories(graph_module.graph)
         single_views(graph_module.graph)
         keep_workspaces(graph_module.graph)
+        one_bias_gradient(graph_module.graph)
         own_results(graph_module.graph, self.slots, self.outputs)
         graph_module.graph.eliminate_dead_code()
         kept = drop_unused_inputs(graph_module.graph, self.slots, self.outputs)

@@ -15,8 +15,9 @@ _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _aten = torch.ops.aten
 # ideep's number for the kind of recurrence.
 _LSTM = 2
-# Which result of the layer that is.
+# Which results of the layer and of its backward these are.
 _WORKSPACE = 3
+_BIAS_GRADIENTS = (3, 4)
 
 
 class EagerRecurrence(TorchFunctionMode):
@@ -102,6 +103,17 @@ def keep_workspaces(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=_aten.mkldnn_rnn_layer.default):
         if any(user.target is operator.getitem and user.args[1] == _WORKSPACE and user.users for user in node.users):
             node.target = layer_with_workspace
+
+
+def one_bias_gradient(graph: fx.Graph) -> None:
+    """Read the gradient of both biases from one place: it is one tensor, which tracing finds under either name."""
+    for node in graph.find_nodes(op="call_function", target=_aten.mkldnn_rnn_layer_backward.default):
+        found = [user for user in node.users if user.target is operator.getitem and user.args[1] in _BIAS_GRADIENTS]
+        for item in found:
+            item.args = (node, _BIAS_GRADIENTS[0])
+        for item in found[1:]:
+            item.replace_all_uses_with(found[0])
+            graph.erase_node(item)
 
 
 def layer_with_workspace(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

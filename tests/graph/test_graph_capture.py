@@ -252,7 +252,11 @@ def test_an_lstm_is_run_a_sequence_at_a_time_as_in_eager(bias, bidirectional, ba
 def test_a_projected_lstm_and_a_gru_run_step_by_step_as_in_eager():
     for model in (nn.LSTM(4, 6, proj_size=3), nn.GRU(4, 6)):
         graph = assert_follows_eager(
-            model, [torch.randn(5, 3, 4)] * 2, lambda model, x: square(model(x)[0]), sgd, loss=lambda outputs: square(outputs[0])
+            model,
+            [torch.randn(5, 3, 4)] * 2,
+            lambda model, x: square(model(x)[0]),
+            sgd,
+            loss=lambda outputs: square(outputs[0]),
         )
         assert "aten.mkldnn_rnn_layer_backward.default" not in operators(graph)
 
