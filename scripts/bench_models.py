@@ -1,4 +1,4 @@
-"""The benchmark's models, each with a small and a moderate batch, as targets: ``raftune tune model scripts/bench_models.py:vit``.
+"""Eight models, each with a small and a moderate batch, as targets: ``raftune tune model scripts/bench_models.py:vit``.
 
 Four are raftune's built-in models; the others are here, written as their users write them. A model's name is its moderate
 batch, ``NAME_small`` the small one. Every call makes a fresh, equal target.
@@ -35,7 +35,7 @@ def resnet() -> Target:
 
 
 def resnet_small() -> Target:
-    return models.resnet(batch=1)
+    return models.resnet(batch=2)
 
 
 def bert() -> Target:
