@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench_peers import COMPILE, EAGER, KEEP_PAGES, RAFTUNE
+
 Row = Mapping[str, Any]
 
-EAGER, KEEP_PAGES, COMPILE, RAFTUNE = "eager", "eager keep pages", "torch.compile", "raftune"
 _HEADINGS = {
     "eager foreach": "foreach",
     "eager fused": "fused",
@@ -115,8 +116,7 @@ def _line(label: str, case: Mapping[str, Row], names: Sequence[str], width: int)
     if not (_timed(case, RAFTUNE) and _timed(case, EAGER)):
         return f"{label:{width}} {eager} {ratios}"
     own = case[RAFTUNE]
-    memory = " ({:.2f})".format(own["step_mb"] / case[EAGER]["step_mb"])
-    memory = f"{own['peak_mb'] / case[EAGER]['peak_mb']:.2f}{memory}"
+    memory = f"{own['peak_mb'] / case[EAGER]['peak_mb']:.2f} ({own['step_mb'] / case[EAGER]['step_mb']:.2f})"
     peer = f"{case[COMPILE]['compile_s']:.1f}" if _timed(case, COMPILE) else "-"
     seconds = f"{own['compile_s']:.1f} / {peer}"
     return (

@@ -16,7 +16,7 @@ from raftune.measure.guard import ContentionGuard, same_speed
 
 # Rounds are run again if the machine was disturbed, for this many seconds at most in one case.
 PATIENCE_S = 120.0
-# OpenMP's threads spin for some milliseconds after their last work; the next contender waits until they sleep.
+# OpenMP's threads spin for some milliseconds after their last work; what comes next waits until they sleep.
 _PAUSE_S = 0.02
 
 Turn = Callable[[], float]
@@ -76,13 +76,13 @@ def run_rounds(
         found: dict[str, float] = {}
         before, steady = speed(), True
         for name in list(left)[:: -1 if reverse else 1]:
-            sleep(_PAUSE_S)
             try:
                 found[name] = left[name]()
             except ContenderFailed as failure:
                 result.failed[name] = str(failure)
                 del left[name], result.milliseconds[name]
                 continue
+            sleep(_PAUSE_S)
             steady = steady and all(map(same_speed, before, speed()))
             if strict and not steady:
                 break
