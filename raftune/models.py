@@ -29,20 +29,21 @@ class Target:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
 
 
-def gpt() -> Target:
-    """A decoder of 4 layers, width 256, vocabulary 2048, with tied embeddings; 4 sequences of 128 tokens, AdamW."""
+def gpt(batch: int = 4) -> Target:
+    """A decoder of 4 layers, width 256, vocabulary 2048, with tied embeddings; ``batch`` sequences of 128 tokens, AdamW."""
     generator = _seeded()
-    tokens = torch.randint(2048, (4, 129), generator=generator)
+    tokens = torch.randint(2048, (batch, 129), generator=generator)
     inputs = {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
     return Target(Gpt(vocabulary=2048, width=256, heads=4, layers=4, context=128), inputs, None, _adamw)
 
 
-def bert() -> Target:
-    """An encoder of 4 layers, width 256, vocabulary 2048, dropout 0.1; 4 padded sequences of 128 tokens, 15% masked, AdamW."""
+def bert(batch: int = 4) -> Target:
+    """An encoder of 4 layers, width 256, vocabulary 2048, dropout 0.1; padded sequences of 128 tokens, 15% masked, AdamW."""
     generator = _seeded()
-    tokens = torch.randint(2048, (4, 128), generator=generator)
-    masked = torch.rand(4, 128, generator=generator) < 0.15
-    attention = torch.arange(128) < torch.tensor([[128], [120], [100], [64]])
+    tokens = torch.randint(2048, (batch, 128), generator=generator)
+    masked = torch.rand(batch, 128, generator=generator) < 0.15
+    lengths = torch.tensor([128, 120, 100, 64])[torch.arange(batch) % 4]
+    attention = torch.arange(128) < lengths[:, None]
     inputs = {
         "tokens": tokens.masked_fill(masked, 1),
         "attention": attention,
@@ -51,23 +52,23 @@ def bert() -> Target:
     return Target(Bert(vocabulary=2048, width=256, heads=4, layers=4, context=128, dropout=0.1), inputs, None, _adamw)
 
 
-def resnet() -> Target:
-    """A residual network of 18 layers with batch normalization; 8 images of 3x64x64 in 10 classes, smoothed labels, AdamW.
+def resnet(batch: int = 8) -> Target:
+    """A residual network of 18 layers with batch normalization; images of 3x64x64 in 10 classes, smoothed labels, AdamW.
 
     With hard labels and larger steps it knows the one batch by heart soon, and a loss near 0 is mostly rounding: not even two
     memory formats of PyTorch's own agree on it.
     """
     generator = _seeded()
-    inputs = (torch.randn(8, 3, 64, 64, generator=generator), torch.randint(10, (8,), generator=generator))
+    inputs = (torch.randn(batch, 3, 64, 64, generator=generator), torch.randint(10, (batch,), generator=generator))
     loss = partial(functional.cross_entropy, label_smoothing=0.1)
     return Target(ResNet(widths=(64, 128, 256, 512), blocks=2, classes=10), inputs, loss, partial(_adamw, lr=1e-4))
 
 
-def mlp() -> Target:
-    """Three linear layers 784-1024-1024-10 with GELU; 256 vectors, SGD with momentum."""
+def mlp(batch: int = 256) -> Target:
+    """Three linear layers 784-1024-1024-10 with GELU; ``batch`` vectors, SGD with momentum."""
     generator = _seeded()
     model = nn.Sequential(nn.Linear(784, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 10))
-    inputs = (torch.randn(256, 784, generator=generator), torch.randint(10, (256,), generator=generator))
+    inputs = (torch.randn(batch, 784, generator=generator), torch.randint(10, (batch,), generator=generator))
     return Target(model, inputs, functional.cross_entropy, _sgd)
 
 

@@ -165,6 +165,15 @@ def test_capture_changes_nothing():
     assert not torch.compiler.is_compiling()
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_capture_runs_no_update_over_memory_of_its_own(optimizer, monkeypatch):
+    def fallback(_mode, func, *_):
+        raise AssertionError(f"{func} was run to learn its results' layouts")
+
+    monkeypatch.setattr("torch._subclasses.fake_tensor.run_fallback_kernel", fallback)
+    capture(nn.Linear(3, 2), (torch.randn(4, 3), torch.randn(4, 2)), functional.mse_loss, lambda p: optimizer(p, lr=0.1))
+
+
 def test_tied_weights_are_one_input_with_the_sum_of_gradients():
     class Tied(nn.Module):
         def __init__(self) -> None:
