@@ -107,8 +107,10 @@ def _raftune(task: Task) -> Step:
     from raftune.compiler.step import compile_step
 
     target = task.target
-    compiled = compile_step(target.model, target.inputs, loss=target.loss, optimizer=target.optimizer, log=task.log, race=False)
-    return lambda: compiled.run_compiled(target.inputs).loss
+    # With a log, as its user gets it: the plan that won the race at the end of tuning. Without one, the compiled step.
+    race = task.log is not None
+    compiled = compile_step(target.model, target.inputs, loss=target.loss, optimizer=target.optimizer, log=task.log, race=race)
+    return lambda: compiled(target.inputs).loss
 
 
 def _imports(names: Sequence[str]) -> Callable[[], object]:

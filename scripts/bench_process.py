@@ -17,7 +17,7 @@ from raftune.device import thread_environment
 from raftune.measure.protocol import Channel, Message
 
 # Making the step ready, or any other single answer, takes at most this many seconds.
-PATIENCE_S = 180.0
+PATIENCE_S = 600.0
 _GOODBYE_S = 10.0
 _REASON_WORDS = 40
 
