@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.fx
@@ -14,6 +15,7 @@ from raftune.compiler.selector import Selector
 from raftune.graph import Region, fused_region, region_of
 from raftune.graph.fusion import contract
 from raftune.memory import keep_pages
+from raftune.workload import Workload
 
 
 def lower(graph_module: torch.fx.GraphModule, selector: Selector, fused: Sequence[Region] | None = None) -> Program:
@@ -32,10 +34,17 @@ def assemble(
     graph_module: torch.fx.GraphModule, fused: Sequence[Region], build: Callable[[Region], BoundKernel | None]
 ) -> Program:
     """A program of ``fused`` and of the remaining operators; where ``build`` gives ``None`` PyTorch's operators run."""
-    keep_pages()
     graph_module, fused = _contracted(graph_module, fused)
-    kernels = map(build, regions_of(graph_module.graph, fused))
-    return Program(graph_module, [kernel for kernel in kernels if kernel is not None])
+    built: dict[Workload, BoundKernel | None] = {}
+    kernels = []
+    for region in regions_of(graph_module.graph, fused):
+        if region.workload not in built:
+            built[region.workload] = build(region)
+        # A kernel has no state: one serves all regions of its workload.
+        if (bound := built[region.workload]) is not None:
+            kernels.append(replace(bound, region=region))
+    keep_pages()
+    return Program(graph_module, kernels)
 
 
 def chosen_kernel(region: Region, selector: Selector) -> BoundKernel | None:

@@ -57,10 +57,14 @@ class _NotTunable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A workload of one model, and how often it runs in a step."""
+    """A workload of one model, and how often it runs in a step.
+
+    ``parts``: for a region of several operators the workloads of its members, each as often as it is one.
+    """
 
     workload: Workload
     weight: int
+    parts: tuple[Workload, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +175,11 @@ def tasks_of(*graph_modules: torch.fx.GraphModule) -> list[Task]:
 
 def merge_tasks(*ways: Sequence[Task]) -> list[Task]:
     """The union of the tasks of several ways to run one step; a workload of more than one way keeps its largest weight."""
-    weights: dict[Workload, int] = {}
+    found: dict[Workload, Task] = {}
     for task in (task for way in ways for task in way):
-        weights[task.workload] = max(weights.get(task.workload, 0), task.weight)
-    return [Task(workload, weight) for workload, weight in weights.items()]
+        known = found.get(task.workload, task)
+        found[task.workload] = Task(task.workload, max(known.weight, task.weight), known.parts or task.parts)
+    return list(found.values())
 
 
 def is_tunable(op: OpOverload) -> bool:

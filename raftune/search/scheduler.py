@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from raftune.search.costs import SAMPLING_S, Costs
 from raftune.search.sampling import Sampler
 from raftune.search.state import TaskState
-from raftune.search.strategies import Strategy
+from raftune.search.strategies import FIRST_LOOK, Strategy
 from raftune.workload import Candidate
 
 # A noisy measurement is repeated later: it counts for this much of a fresh one.
@@ -34,11 +34,11 @@ class Arm:
     @property
     def value(self) -> float:
         """Expected microseconds of the step saved for each second spent."""
-        return self.task.weight * (self.task.default_us or 0.0) * self.gain / self.cost_s
+        return self.task.weight * (self.task.expected_us or 0.0) * self.gain / self.cost_s
 
 
 class Scheduler:
-    """Rates everything that could be done in all tasks whose default is measured."""
+    """Rates everything that could be done in all tasks whose default is measured, and opening the others by their default."""
 
     def __init__(self, tasks: Sequence[TaskState], strategy: Strategy, sampler: Sampler, costs: Costs) -> None:
         self._tasks = tasks
@@ -53,6 +53,8 @@ class Scheduler:
         found: list[Arm] = []
         for task in self._tasks:
             if task.default_us is None:
+                if (opening := self._opening(task)) is not None:
+                    found.append(opening)
                 continue
             rated = self._ratings(task, age)
             costs = {dialect: self._costs.trial(task, dialect) for dialect in {dialect for dialect, _, _ in rated}}
@@ -62,7 +64,17 @@ class Scheduler:
 
     def exhausted(self) -> bool:
         """Whether nothing is left to try in any task."""
-        return not any(task.default_us is not None and (task.pool or self._sampler.gains(task)) for task in self._tasks)
+        return not any(
+            self._opening(task) if task.default_us is None else (task.pool or self._sampler.gains(task)) for task in self._tasks
+        )
+
+    def _opening(self, task: TaskState) -> Arm | None:
+        """Measuring a region's default, which saves nothing itself: it is rated with the first candidate that follows."""
+        dialects = {candidate.dialect for candidate in task.pool if candidate != task.default}
+        if task.expected_us is None or task.default not in task.pool or not dialects:
+            return None
+        cost_s = min(self._costs.trial(task, dialect) for dialect in dialects) + self._costs.trial(task, task.default.dialect)
+        return Arm(task, task.default.dialect, task.default, FIRST_LOOK * task.unopened_ratio(), cost_s)
 
     def _ratings(self, task: TaskState, age: int) -> list[_Rated]:
         """Made again only if something changed: most steps change one task."""

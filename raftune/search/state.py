@@ -23,7 +23,8 @@ _ATTEMPTS = 2
 class TaskState:
     """Mutable record of one task during a search.
 
-    ``pool`` holds untried candidates, most promising dialect first; ``revision`` counts the changes.
+    ``pool`` holds untried candidates, most promising dialect first; ``revision`` counts the changes. ``parts`` are the tasks
+    of a region's members, if all of them are known.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class TaskState:
         self.results = dict(outcomes)
         self.rematches = dict(rematches)
         self.pool = [c for c in listed if c.digest not in self.results]
+        self.parts: list[TaskState] = []
         self.floor: dict[str, float] = {}
         self.revision = 0
         self._margin = margin
@@ -64,6 +66,20 @@ class TaskState:
     def default_us(self) -> float | None:
         outcome = self.default_outcome
         return None if outcome is None or outcome.status is not Status.OK else outcome.time_us
+
+    @property
+    def expected_us(self) -> float | None:
+        """The default's time, measured or, of a region, what its members take one after the other."""
+        if self.default_us is not None or not self.parts:
+            return self.default_us
+        times = [part.default_us for part in self.parts]
+        return None if None in times else sum(time for time in times if time is not None)
+
+    def unopened_ratio(self) -> float:
+        """Of a region whose default was not measured: what its members take at their best, over their defaults."""
+        times = [(part.default_us or 0.0, part.best_ratio()) for part in self.parts]
+        total = sum(time for time, _ in times)
+        return sum(time * ratio for time, ratio in times) / total if total else 0.0
 
     def add(self, candidate: Candidate, outcome: Outcome) -> None:
         """Take in a measurement. A noisy one goes to the end of the pool once, and is dropped the second time."""

@@ -86,7 +86,7 @@ _PRIOR = Belief(0.1, 0.4)
 _PRIOR_WEIGHT = 2.0
 # The first candidate of a dialect in a task is tried with at least this much hope, and each further one with less: what one
 # dialect can do there shows early, and its configs hope more together than they bring. No prediction is surer than the floor.
-_FIRST_LOOK = 0.4
+FIRST_LOOK = 0.4
 _TIRED = 3.0
 # What a dialect's later candidates brought over what they promised, with all tasks of one operator, scales what is promised
 # next; promises that add up to this much (in shares of a default's time) are needed before it counts.
@@ -145,7 +145,7 @@ class ModelGuided:
                 promised, kept = self._kept[candidate.dialect, task.workload.op]
                 gains.append(gain * min(1.0, kept / promised) / (1 + count / _TIRED))
             else:
-                gains.append(max(gain, belief.ok * _FIRST_LOOK * bar))
+                gains.append(max(gain, belief.ok * FIRST_LOOK * bar))
         return gains
 
     def refresh(self) -> int:

@@ -97,8 +97,10 @@ class _Search:
         enabled = registry.enabled()
         self._versions = {(d.name, d.version()) for d in enabled}
         weights: dict[Workload, int] = {}
+        parts: dict[Workload, Sequence[Workload]] = {}
         for task in tasks:
             weights[task.workload] = weights.get(task.workload, 0) + task.weight
+            parts[task.workload] = task.parts
         self._key = budget_key(weights, device, policy, self._versions)
         spent = log.spent(self._key)
         self._meter = Meter(budget, spent.seconds, spent.trials, clock)
@@ -106,6 +108,10 @@ class _Search:
         self._run_id = log.start_run(self._key, settings)
         log.record_tasks(self._run_id, list(weights.items()))
         self._states = [self._load(workload, weight) for workload, weight in weights.items()]
+        known = {state.workload: state for state in self._states}
+        for state in self._states:
+            if all(part in known for part in parts[state.workload]):
+                state.parts = [known[part] for part in parts[state.workload]]
         self._hits = sum(len(state.results) for state in self._states)
         self._seed = seed
         self._learns = strategy is None
@@ -186,8 +192,11 @@ class _Search:
             warnings.warn(f"the cost model could not be stored beside {self._log.path}: {error}", stacklevel=3)
 
     def _measure_defaults(self) -> None:
-        """The default of each task, heaviest by weight and size first; the noisy ones once more at the end."""
-        missing = [state for state in self._states if state.default_outcome is None]
+        """The default of each task, heaviest by weight and size first; the noisy ones once more at the end.
+
+        Regions wait: whether one is worth opening is known when its members' times are.
+        """
+        missing = [state for state in self._states if state.default_outcome is None and not state.parts]
         missing.sort(key=lambda state: -state.weight * state.size)
         for index, state in enumerate(missing, 1):
             if not self._may_measure():

@@ -6,7 +6,7 @@ A rule only proposes; whether a region is worth lowering as one is measured, lik
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.fx
@@ -39,56 +39,106 @@ _REDUCING = frozenset(
         "aten::amax",
     }
 )
-_ELEMENTWISE = frozenset({"aten::gelu_backward", "aten::threshold_backward", "aten::silu_backward", "aten::tanh_backward"})
-# More operators than this are not one chain any more, and take a code generator long.
-_MOST = 8
+# Element-wise operators without the tag.
+_ELEMENTWISE = frozenset(
+    f"aten::{name}_backward"
+    for name in (
+        "elu",
+        "gelu",
+        "hardsigmoid",
+        "hardswish",
+        "hardtanh",
+        "leaky_relu",
+        "log_sigmoid",
+        "mish",
+        "sigmoid",
+        "silu",
+        "softplus",
+        "tanh",
+        "threshold",
+    )
+)
+# What only places values: a code generator writes them there at once.
+_MOVING = frozenset(
+    {
+        "aten::_to_copy",
+        "aten::cat",
+        "aten::clone",
+        "aten::constant_pad_nd",
+        "aten::select_backward",
+        "aten::slice_backward",
+        "aten::stack",
+    }
+)
+# More operators than this are not one chain any more; and no section has more than that, as code generators take long for it.
+_LONGEST_CHAIN = 8
+_LONGEST_SECTION = 48
 # Over fewer elements than this an operator is its dispatch, and nothing is gained that a measurement would see.
 _LEAST_EXTENT = 1024
 
+_Joins = Callable[[torch.fx.Node, torch.fx.Node], bool]
+
 
 def grouped_regions(graph: torch.fx.Graph, ancestry: Ancestry) -> list[Region]:
-    """Regions of two and more operators, which may overlap: maximal groups, and every pair of neighbours in a larger one."""
+    """Regions of two and more operators, which may overlap: sections, chains, and every pair of neighbours in a longer chain.
+
+    A chain is a maximal group of operators over as many elements, what one loop nest does; a section is all that lies between
+    products, convolutions and the like, which a compiler of graphs divides into loop nests itself.
+    """
+    chains = list(_groups(graph, ancestry, _chained, _same_space, _LONGEST_CHAIN))
+    pairs = [[a, b] for chain in chains if len(chain) > 2 for b in chain for a in _producers(b) if a in chain]
+    sections = _groups(graph, ancestry, _generated, lambda producer, consumer: True, _LONGEST_SECTION)
     found: dict[frozenset[torch.fx.Node], Region] = {}
-    for group in _groups(graph, ancestry):
-        members = set(group)
-        pairs = [[a, b] for b in group for a in _producers(b) if a in members] if len(group) > 2 else []
-        for nodes in [group, *pairs]:
-            ordered = sorted(with_views(nodes), key=ancestry.position.__getitem__)
-            key = frozenset(ordered)
-            if key in found or not ancestry.is_convex(ordered):
-                continue
-            region = fused_region(ordered)
-            if region is not None:
-                found[key] = region
+    for nodes in [*chains, *pairs, *(s for s in sections if max(map(_extent, s)) >= _LEAST_EXTENT)]:
+        ordered = sorted(with_views(nodes), key=ancestry.position.__getitem__)
+        key = frozenset(ordered)
+        if key in found or not ancestry.is_convex(ordered):
+            continue
+        region = fused_region(ordered)
+        if region is not None:
+            found[key] = region
     return list(found.values())
 
 
-def _groups(graph: torch.fx.Graph, ancestry: Ancestry) -> Iterator[list[torch.fx.Node]]:
+def _groups(
+    graph: torch.fx.Graph, ancestry: Ancestry, member: Callable[[torch.fx.Node], bool], joins: _Joins, most: int
+) -> Iterator[list[torch.fx.Node]]:
     """Maximal convex groups, grown along the graph's order by merging each operator with the groups that it reads."""
     group_of: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in graph.nodes:
-        if not _fusible(node):
+        if not member(node):
             continue
         group = group_of[node] = [node]
         for producer in _producers(node):
             other = group_of.get(producer)
-            if other is None or other is group or not _same_space(producer, node):
+            if other is None or other is group or not joins(producer, node):
                 continue
             merged = sorted({*other, *group}, key=ancestry.position.__getitem__)
-            if len(merged) <= _MOST and ancestry.is_convex(sorted(with_views(merged), key=ancestry.position.__getitem__)):
+            if len(merged) <= most and ancestry.is_convex(sorted(with_views(merged), key=ancestry.position.__getitem__)):
                 group = merged
-                group_of.update((member, merged) for member in merged)
+                group_of.update((node, merged) for node in merged)
     unique = {id(group): group for group in group_of.values()}
     yield from (group for group in unique.values() if len(group) > 1)
 
 
-def _fusible(node: torch.fx.Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, OpOverload) or not is_tunable(node.target):
+def _chained(node: torch.fx.Node) -> bool:
+    return _computes(node) and _extent(node) >= _LEAST_EXTENT
+
+
+def _generated(node: torch.fx.Node) -> bool:
+    return _computes(node) or (_is_tunable_call(node) and node.target._schema.name in _MOVING)  # type: ignore[union-attr]
+
+
+def _computes(node: torch.fx.Node) -> bool:
+    """Whether loops over elements are all that the operator is."""
+    if not _is_tunable_call(node):
         return False
-    name = node.target._schema.name
-    if _extent(node) < _LEAST_EXTENT:
-        return False
-    return torch.Tag.pointwise in node.target.tags or name in _REDUCING or name in _ELEMENTWISE
+    name, tags = node.target._schema.name, node.target.tags  # type: ignore[union-attr]
+    return torch.Tag.pointwise in tags or name in _REDUCING or name in _ELEMENTWISE
+
+
+def _is_tunable_call(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and isinstance(node.target, OpOverload) and is_tunable(node.target)
 
 
 def _producers(node: torch.fx.Node) -> list[torch.fx.Node]:
