@@ -68,6 +68,12 @@ def current_device(threads: int) -> Device:
     return Device("cpu", model, len(_CORES), tuple(f for f in _VECTOR_FLAGS if f in flags), threads)
 
 
+def processor_features() -> str:
+    """Everything that the processor says it can do: what machine code compiled for it may rely on."""
+    model, flags = _cpuinfo()
+    return " ".join([platform.machine(), model, *sorted(flags)])
+
+
 def thread_environment(threads: int, *, pinned: bool) -> dict[str, str]:
     """Environment variables that make OpenMP, MKL and TVM use ``threads`` threads; they act if set before torch is imported.
 

@@ -121,6 +121,7 @@ def _load_raftune() -> None:
     from raftune.dialects import registry
 
     import_module("raftune.compiler.step")
+    import_module("torch._inductor.compile_fx")
     registry.describe()
 
 

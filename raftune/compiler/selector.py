@@ -48,7 +48,7 @@ class Choice:
 
     def build(self) -> Kernel:
         """The kernel: call it with the workload's inputs. Raises :class:`~raftune.dialects.BuildError`."""
-        return registry.build(self.workload, self.candidate)
+        return registry.load(self.workload, self.candidate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,10 @@ class Dialect(ABC):
         shapes, dtypes and strides that PyTorch's own operator returns, in memory that it neither keeps nor returns again.
         """
 
+    def load(self, workload: Workload, config: Config) -> Kernel:
+        """:meth:`build` for a compiler: may load from disk what another process compiled, and keep there what it compiles."""
+        return self.build(workload, config)
+
     def warm_up(self) -> None:
         """Do what is done once (imports, precompiled headers), before the process builds the dialect's first candidate."""
         return

@@ -119,6 +119,15 @@ def build(workload: Workload, chosen: Candidate) -> Kernel:
 
     Raises :class:`UnknownDialect` or :class:`BuildError`.
     """
+    return _checked(workload, chosen).build(workload, chosen.config)
+
+
+def load(workload: Workload, chosen: Candidate) -> Kernel:
+    """:func:`build` for a compiler, which need not compile what was compiled before (:meth:`Dialect.load`)."""
+    return _checked(workload, chosen).load(workload, chosen.config)
+
+
+def _checked(workload: Workload, chosen: Candidate) -> Dialect:
     dialect = get(chosen.dialect)
     if (reason := dialect.unavailable()) is not None:
         raise BuildError(f"dialect {chosen.dialect} is not available: {reason}")
@@ -128,7 +137,7 @@ def build(workload: Workload, chosen: Candidate) -> Kernel:
         )
     if not dialect.supports(workload):
         raise BuildError(f"dialect {chosen.dialect} does not support {workload.op} with these specs")
-    return dialect.build(workload, chosen.config)
+    return dialect
 
 
 def describe() -> list[DialectInfo]:

@@ -68,7 +68,7 @@ def net(tmp_path, record_win, monkeypatch):
         return path
 
     monkeypatch.setattr(Selector, "usable", lambda self, workload, candidate: True)
-    monkeypatch.setattr("raftune.dialects.registry.build", _composed)
+    monkeypatch.setattr("raftune.dialects.registry.load", _composed)
     return model, inputs, graph, pair, with_ratio
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from raftune.dialects.base import BuildError, Dialect, Kernel, Unsupported
+from raftune.dialects.tvm import library
+from raftune.dialects.tvm.kernel import make_kernel
 from raftune.dialects.tvm.layout import fits, is_permuted_dense
 from raftune.dialects.tvm.lowering import registry
 from raftune.dialects.tvm.schedule.config import MatmulTiling, default_tiling, tilings
 from raftune.dialects.tvm.schedule.traces import check_trace, trace_features
-from raftune.dialects.tvm.target import vector_bytes
-from raftune.dialects.tvm.team import has_team
-from raftune.workload import Config, In, Operator, Workload
+from raftune.dialects.tvm.target import host_processor, vector_bytes
+from raftune.dialects.tvm.team import has_team, join_kept_team, join_team
+from raftune.workload import Candidate, Config, In, Operator, Workload
 
 _DTYPES = frozenset({"float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"})
 _ITEMSIZE = {"float32": 4, "float64": 8}
@@ -89,6 +92,17 @@ class TvmDialect(Dialect):
         return [{"schedule": "trace", "trace": t} for t in sample_traces(lowered, target.host_target(), count, seed)]
 
     def build(self, workload: Workload, config: Config) -> Kernel:
+        return make_kernel(workload, self._compiled(workload, config)["main"])
+
+    def load(self, workload: Workload, config: Config) -> Kernel:
+        name = library.name_of(workload, Candidate(self.name, self.version(), config), host_processor())
+        if _can_run_kept() and (kept := library.loaded(name)) is not None:
+            return make_kernel(workload, kept("main"))
+        compiled = self._compiled(workload, config)
+        library.keep(name, compiled.mod)
+        return make_kernel(workload, compiled["main"])
+
+    def _compiled(self, workload: Workload, config: Config) -> Any:
         kind = config.get("schedule")
         if not self.supports(workload):
             raise Unsupported(f"no lowering to TVM for {workload.op} with these specs")
@@ -125,7 +139,7 @@ class TvmDialect(Dialect):
             threads = host.threads if _work(workload) >= _PARALLEL_WORK else 1
             schedule = hand_schedule(lowered, lanes=lanes, threads=threads)
         check_size(schedule.mod, host.lanes())
-        return build.make_kernel(workload, lowered, build.compile_module(schedule.mod, host))
+        return build.compile_module(schedule.mod, host)
 
     def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
         del workload
@@ -165,6 +179,16 @@ def _work(workload: Workload) -> int:
     left = workload.operators[0].args[_PRODUCTS[workload.op]]
     depth = workload.inputs[left.index].shape[-1] if isinstance(left, In) else 1
     return workload.results[0].numel * depth // vector_bytes()
+
+
+def _can_run_kept() -> bool:
+    """Whether what kernels from disk call is there; TVM, once it has been imported, has it, and its threads are PyTorch's."""
+    if sys.modules.get("tvm") is None:
+        return join_kept_team()
+    from raftune.dialects.tvm import target
+
+    join_team(target.host_target().target)
+    return True
 
 
 @cache

@@ -56,6 +56,11 @@ def dense_order(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(sorted(moving, key=lambda d: -spec.stride[d]))
 
 
+def stored_axes(spec: TensorSpec) -> tuple[int, ...] | None:
+    """How a result is stored: ``None`` in its own shape, else its dimensions in memory order."""
+    return None if spec.is_contiguous else dense_order(spec)
+
+
 def span(spec: TensorSpec) -> int:
     """Elements from the first to the last that the tensor touches."""
     return 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride, strict=True))

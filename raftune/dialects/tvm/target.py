@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from raftune.device import current_device
+from raftune.device import current_device, processor_features
 from raftune.dialects.tvm.team import has_team
 
 
@@ -26,6 +26,11 @@ class HostTarget:
 def host_target() -> HostTarget:
     """This machine's processor with the threads of this process."""
     return _host_target(thread_count())
+
+
+def host_processor() -> str:
+    """Names what :func:`host_target` stands for, without TVM."""
+    return f"{thread_count()} {processor_features()}"
 
 
 def thread_count() -> int:

@@ -10,7 +10,7 @@ from tvm import te, tirx
 
 from raftune.dialects.base import BuildError, Unsupported
 from raftune.dialects.torch_ops import dtype_of
-from raftune.dialects.tvm.layout import DenseView, dense_order, dense_view
+from raftune.dialects.tvm.layout import DenseView, dense_view, stored_axes
 from raftune.dialects.tvm.lowering import registry
 from raftune.dialects.tvm.lowering.builder import Builder, dtype_name, shape_of
 from raftune.workload import Arg, In, Literal, Out, TensorSpec, Workload
@@ -18,16 +18,11 @@ from raftune.workload import Arg, In, Literal, Out, TensorSpec, Workload
 
 @dataclass(frozen=True)
 class Lowered:
-    """``views[i]`` says how input ``i`` is passed; ``outputs[i]`` is the block that writes output ``i``.
-
-    ``output_axes[i]`` is ``None`` where the buffer has the output's own shape, else the output's dimensions in memory order.
-    """
+    """``outputs[i]`` is the block that writes output ``i``; buffers are as :mod:`raftune.dialects.tvm.layout` has them."""
 
     function: tirx.PrimFunc
     builder: Builder
-    views: tuple[DenseView, ...]
     outputs: tuple[str, ...]
-    output_axes: tuple[tuple[int, ...] | None, ...]
 
 
 def lower(workload: Workload, builder: Builder) -> Lowered:
@@ -60,15 +55,12 @@ def lower(workload: Workload, builder: Builder) -> Lowered:
         results.append(made if isinstance(made, tuple) else (made,))
 
     outputs: list[Any] = []
-    axes: list[tuple[int, ...] | None] = []
     for number, (out, spec) in enumerate(zip(workload.outputs, workload.results, strict=True)):
         tensor = results[out.node][out.index]
         _check_result(number, tensor, spec, workload)
-        stored, order = _stored(builder, tensor, spec, [*inputs, *buffers, *outputs])
-        outputs.append(stored)
-        axes.append(order)
+        outputs.append(_stored(builder, tensor, spec, [*inputs, *buffers, *outputs]))
     function = _anywhere(te.create_prim_func([*buffers, *outputs])).with_attr("global_symbol", "main")
-    return Lowered(function, builder, views, tuple(o.op.name for o in outputs), tuple(axes))
+    return Lowered(function, builder, tuple(o.op.name for o in outputs))
 
 
 def _anywhere(function: Any) -> Any:
@@ -101,19 +93,17 @@ def _logical(builder: Builder, buffer: Any, view: DenseView, spec: TensorSpec) -
     return builder.compute(spec.shape, lambda *indices: buffer(*view.index(indices)))
 
 
-def _stored(builder: Builder, tensor: Any, spec: TensorSpec, taken: list[Any]) -> tuple[Any, tuple[int, ...] | None]:
+def _stored(builder: Builder, tensor: Any, spec: TensorSpec, taken: list[Any]) -> Any:
     """The tensor in the memory order of ``spec``; a copy where it is an input or already another output."""
-    if spec.is_contiguous:
-        if any(tensor.same_as(other) for other in taken):
-            tensor = builder.compute(spec.shape, tensor)
-        return tensor, None
-    axes = dense_order(spec)
+    axes = stored_axes(spec)
+    if axes is None:
+        return builder.compute(spec.shape, tensor) if any(tensor.same_as(other) for other in taken) else tensor
 
     def element(*indices: Any) -> Any:
         position = dict(zip(axes, indices, strict=True))
         return tensor(*(position.get(d, 0) for d in range(len(spec.shape))))
 
-    return builder.compute([spec.shape[a] for a in axes], element), axes
+    return builder.compute([spec.shape[a] for a in axes], element)
 
 
 def _check_result(number: int, tensor: Any, spec: TensorSpec, workload: Workload) -> None:

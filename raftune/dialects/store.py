@@ -1,0 +1,49 @@
+"""Compiled kernels on disk: what one process has compiled, the next ones load.
+
+Files can be deleted at any time: whoever misses one compiles again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def kept(name: str) -> Path | None:
+    """The file of that name, or ``None`` if there is none that may be trusted."""
+    folder = _folder()
+    path = folder / name
+    return path if path.is_file() and _is_ours(folder) else None
+
+
+def keep(name: str, write: Callable[[Path], None]) -> Path | None:
+    """Have ``write`` make the file of that name; ``None`` where nothing can be kept (a read-only home, a full disk).
+
+    Others see the whole file or none. What ``write`` raises beside ``OSError`` is passed on.
+    """
+    folder = _folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(folder):
+            return None
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / name
+            write(made)
+            return made.replace(folder / name)
+    except OSError:
+        return None
+
+
+def _folder() -> Path:
+    """``$XDG_CACHE_HOME/raftune/kernels``, by default below ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "raftune" / "kernels"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether only this user can write there: what lies there is run."""
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
