@@ -129,7 +129,27 @@ INDEXING: list[tuple[Any, ...]] = [
     (aten.nll_loss_backward.default, (rand(), log_probabilities(), LABELS, None, 1, -100, torch.tensor(10.0))),
 ]
 
-CASES = [case if len(case) == 3 else (*case, {}) for case in (*PRODUCTS, *POINTWISE, *REDUCTIONS, *INDEXING)]
+
+def heads(batch: int, count: int, length: int, width: int) -> tuple[torch.Tensor, ...]:
+    """Query, key and value as a model makes them: transposed views of one product."""
+    return tuple(x.transpose(1, 2) for x in rand(batch, length, 3, count, width).unbind(2))
+
+
+def attention_backward(batch: int, count: int, length: int, width: int, causal: bool) -> tuple[Any, ...]:
+    query, key, value = heads(batch, count, length, width)
+    out, normalizer = aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, 0.0, causal)
+    return rand(batch, count, length, width), query, key, value, out, normalizer, 0.0, causal
+
+
+ATTENTION: list[tuple[Any, ...]] = [
+    (aten._scaled_dot_product_flash_attention_for_cpu.default, (*heads(2, 3, 37, 16), 0.0, True)),
+    (aten._scaled_dot_product_flash_attention_for_cpu.default, (*heads(1, 2, 64, 32), 0.0, False), {"scale": 0.3}),
+    (aten._scaled_dot_product_flash_attention_for_cpu.default, (rand(2, 1, 5, 8), rand(2, 1, 5, 8) * 9, rand(2, 1, 5, 8))),
+    (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward(2, 3, 37, 16, True)),
+    (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward(2, 2, 64, 32, False)),
+]
+
+CASES = [case if len(case) == 3 else (*case, {}) for case in (*PRODUCTS, *POINTWISE, *REDUCTIONS, *INDEXING, *ATTENTION)]
 
 
 def case_name(case: tuple[Any, ...]) -> str:
@@ -263,6 +283,10 @@ def test_unlowered_and_empty_workloads_are_not_supported() -> None:
     assert not DIALECT.supports(workload_from_call(aten.convolution.default, convolution, {}))
     assert not DIALECT.supports(workload_from_call(aten.mm.default, (rand(0, 4), rand(4, 4)), {}))
     assert not DIALECT.supports(workload_from_call(aten.mm.default, (rand(4, 4).half(), rand(4, 4).half()), {}))
+    flash = aten._scaled_dot_product_flash_attention_for_cpu.default
+    query, key, value = heads(1, 2, 8, 16)
+    assert not DIALECT.supports(workload_from_call(flash, (query, key, value), {"attn_mask": rand(8, 8)}))
+    assert not DIALECT.supports(workload_from_call(flash, (query, key[:, :, :4], value[:, :, :4]), {}))
 
 
 def test_every_rule_names_an_operator_of_pytorch() -> None:

@@ -126,16 +126,10 @@ class TvmDialect(Dialect):
         else:
             from raftune.dialects.tvm.schedule.hand import hand_schedule
 
-            tiling: MatmulTiling | None = None
-            if size is not None:
-                m, n, itemsize = size
-                tiling = (
-                    MatmulTiling.from_config(config, itemsize)
-                    if kind == "tiled"
-                    else default_tiling(m, n, host.lanes(itemsize), itemsize)
-                )
-            lanes = host.lanes(max((_ITEMSIZE.get(spec.dtype, 4) for spec in workload.inputs), default=4))
-            lowered = lower(workload, Builder(lanes=lanes, tiling=tiling))
+            itemsize = max((_ITEMSIZE.get(spec.dtype, 4) for spec in workload.inputs), default=4)
+            lanes = host.lanes(itemsize)
+            asked = MatmulTiling.from_config(config, itemsize) if kind == "tiled" else None
+            lowered = lower(workload, Builder(lanes, lambda m, n: asked or default_tiling(m, n, lanes, itemsize)))
             threads = host.threads if _work(workload) >= _PARALLEL_WORK else 1
             schedule = hand_schedule(lowered, lanes=lanes, threads=threads)
         check_size(schedule.mod, host.lanes())

@@ -1,5 +1,6 @@
 """From a workload to tensor expressions. Importing this package fills the table of rules without importing TVM."""
 
+from raftune.dialects.tvm.lowering import attention as attention
 from raftune.dialects.tvm.lowering import indexing as indexing
 from raftune.dialects.tvm.lowering import pointwise as pointwise
 from raftune.dialects.tvm.lowering import products as products

@@ -33,27 +33,33 @@ class Stage:
 
     ``kind`` is ``map`` (element-wise or indexing), ``keep`` (element-wise, too dear to compute twice), ``lanes`` (reduction
     whose last spatial loop is one vector), ``fold`` (sum of those lanes), ``reduce`` (any other reduction), or the three parts
-    of a tiled product: ``pack``, ``tile``, ``untile``.
+    of a tiled product: ``pack``, ``tile``, ``untile``. ``tiling`` is that of a ``tile``.
     """
 
     name: str
     kind: str
     tensor: Tensor
+    tiling: MatmulTiling | None = None
 
 
 @dataclass
 class Builder:
-    """Builds TE stages. ``lanes``: vector width in float32 elements, 0 for the plain style; ``tiling``: for products."""
+    """Builds TE stages. ``lanes``: vector width in float32 elements, 0 for the plain style.
+
+    ``tiling`` says how a product of so many rows and columns is tiled; without it a product is a plain reduction.
+    """
 
     lanes: int = 0
-    tiling: MatmulTiling | None = None
+    tiling: Callable[[int, int], MatmulTiling] | None = None
     stages: list[Stage] = field(default_factory=list)
 
-    def compute(self, shape: Sequence[int], fcompute: Callable[..., Expr], kind: str = "map") -> Tensor:
+    def compute(
+        self, shape: Sequence[int], fcompute: Callable[..., Expr], kind: str = "map", tiling: MatmulTiling | None = None
+    ) -> Tensor:
         """A stage of ``shape`` whose element at the given indices is ``fcompute(*indices)``."""
         name = f"{kind}_{len(self.stages)}"
         tensor = te.compute(tuple(shape), fcompute, name=name)
-        self.stages.append(Stage(name, kind, tensor))
+        self.stages.append(Stage(name, kind, tensor, tiling))
         return tensor
 
     def pointwise(
@@ -219,15 +225,16 @@ class Builder:
         """``left[..., m, k] @ right[..., k, n]`` with equal leading dimensions."""
         *batch, m, k = shape_of(left)
         n = shape_of(right)[-1]
-        if self.tiling is None:
+        if self.tiling is None or not is_float(dtype_name(left)):
             axis = te.reduce_axis((0, k), name="k")
             return self.compute(
                 (*batch, m, n), lambda *s: te.sum(left(*s[:-1], axis) * right(*s[:-2], axis, s[-1]), axis=axis), "reduce"
             )
-        tile_m, tile_n = self.tiling.tile_m, self.tiling.tile_n
+        tiling = self.tiling(m, n)
+        tile_m, tile_n = tiling.tile_m, tiling.tile_n
         nb = len(batch)
         packed = None
-        if self.tiling.pack or n % tile_n:
+        if tiling.pack or n % tile_n:
 
             def pack(*s: Expr) -> Expr:
                 column = s[nb] * tile_n + s[nb + 2]
@@ -245,7 +252,7 @@ class Builder:
             y = packed(*bat, no, axis, ni) if packed is not None else right(*bat, axis, no * tile_n + ni)
             return te.sum(x * y, axis=axis)
 
-        tiles = self.compute((*batch, ceil_div(m, tile_m), ceil_div(n, tile_n), tile_m, tile_n), tile, "tile")
+        tiles = self.compute((*batch, ceil_div(m, tile_m), ceil_div(n, tile_n), tile_m, tile_n), tile, "tile", tiling)
         return self.compute(
             (*batch, m, n),
             lambda *s: tiles(*s[:-2], s[-2] // tile_m, s[-1] // tile_n, s[-2] % tile_m, s[-1] % tile_n),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 from tvm import s_tir
@@ -14,7 +15,6 @@ from tvm.s_tir import ScheduleError
 
 from raftune.dialects.tvm.lowering.builder import Stage
 from raftune.dialects.tvm.lowering.lower import Lowered
-from raftune.dialects.tvm.schedule.config import MatmulTiling
 
 Schedule = Any
 Loop = Any
@@ -26,16 +26,15 @@ def hand_schedule(lowered: Lowered, *, lanes: int, threads: int) -> Schedule:
     """Schedule a function that was lowered in the vector style for vectors of ``lanes`` elements."""
     sch = s_tir.Schedule(lowered.function)
     stages = _inline(sch, lowered)
-    tiling = lowered.builder.tiling
-    names = {stage.kind: stage.name for stage in stages}
-    if tiling is not None and "tile" in names:
-        _tile(sch, stages, tiling, threads)
-        return sch
-    rows = next((i for i, stage in enumerate(stages) if stage.kind in ("lanes", "reduce")), None)
-    anchored = _gather_rows(sch, stages[rows:], lanes, threads) if rows is not None else set()
-    for stage in stages:
-        if stage.name not in anchored:
-            _standalone(sch, stage, lanes, threads)
+    for part in _parts(stages):
+        if any(stage.kind == "tile" for stage in part):
+            _tile(sch, part, threads)
+            continue
+        rows = next((i for i, stage in enumerate(part) if stage.kind in ("lanes", "reduce")), None)
+        anchored = _gather_rows(sch, part[rows:], lanes, threads) if rows is not None else set()
+        for stage in part:
+            if stage.name not in anchored:
+                _standalone(sch, stage, lanes, threads)
     return sch
 
 
@@ -51,6 +50,18 @@ def _inline(sch: Schedule, lowered: Lowered) -> list[Stage]:
         if not inlined:
             remaining.append(stage)
     return remaining
+
+
+def _parts(stages: list[Stage]) -> list[list[Stage]]:
+    """The stages in order, divided into tiled products (packing, tiles, what stores them) and what lies between those."""
+    if sum(stage.kind == "tile" for stage in stages) == 1:
+        return [stages]  # a product alone ends with what is computed of it, which may be several stages
+    cuts = {0, len(stages)}
+    for index, stage in enumerate(stages):
+        if stage.kind == "tile":
+            packed = index > 0 and stages[index - 1].kind == "pack"
+            cuts |= {index - packed, min(index + 2, len(stages))}
+    return [stages[start:end] for start, end in pairwise(sorted(cuts))]
 
 
 def _standalone(sch: Schedule, stage: Stage, lanes: int, threads: int) -> None:
@@ -151,10 +162,11 @@ def _inside_row(sch: Schedule, stage: Stage, rows: int, lanes: int) -> None:
             sch.vectorize(vector)
 
 
-def _tile(sch: Schedule, stages: list[Stage], tiling: MatmulTiling, threads: int) -> None:
+def _tile(sch: Schedule, stages: list[Stage], threads: int) -> None:
     """A register tile of the product per step; its panel of the right operand is packed before the first step that needs it."""
     tile = next(s for s in stages if s.kind == "tile")
-    last = stages[-1]
+    last, tiling = stages[-1], tile.tiling
+    assert tiling is not None
     block = sch.get_sblock(last.name)
     *batch, i, j = sch.get_loops(block)
     exact_n = _extent(sch, j) % tiling.tile_n == 0

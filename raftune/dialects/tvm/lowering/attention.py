@@ -1,0 +1,127 @@
+"""Scaled dot-product attention without dropout or mask, forward and backward, with the scores of all heads kept whole.
+
+The backward is that of Dao et al., arXiv 2205.14135, appendix B.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from raftune.dialects.tvm.lowering.registry import Check, argument, lowers
+from raftune.workload import In, Operator, Workload
+
+if TYPE_CHECKING:
+    from raftune.dialects.tvm.lowering.builder import Builder, Expr, Tensor
+
+# Elements of the scores: more than this is beyond the caches, which is what blocked attention is made for.
+_MOST_SCORES = 1 << 24
+# Below any score of finite inputs, and far enough from the end of float32 for a difference.
+_MASKED = -1e30
+
+
+def _plain(first: int, dropout_at: int) -> Check:
+    """A check for calls whose query is argument ``first``: the same heads everywhere, no dropout, no mask."""
+
+    def check(workload: Workload, operator: Operator) -> bool:
+        arguments = operator.args[first : first + 3]
+        if not all(isinstance(a, In) for a in arguments):
+            return False
+        query, key, value = (workload.inputs[a.index] for a in arguments if isinstance(a, In))
+        return (
+            len(query.shape) == 4
+            and query.shape == key.shape == value.shape
+            and query.dtype in ("float32", "float64")
+            and math.prod(query.shape[:3]) * query.shape[2] <= _MOST_SCORES
+            and argument(operator, dropout_at, "dropout_p", 0.0) == 0
+            and argument(operator, len(operator.args), "attn_mask") is None
+        )
+
+    return check
+
+
+@lowers("aten._scaled_dot_product_flash_attention_for_cpu.default", check=_plain(0, 3))
+def attention(
+    b: Builder,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    del dropout_p, attn_mask
+    scores = _scores(b, query, key, is_causal, scale)
+    largest = b.reduce(scores, [3], op="max")
+    powers = b.compute(
+        b.broadcast(scores),
+        lambda *i: _visible(b, is_causal, i, b.exp(scores(*i) - largest(*i[:3])), 0.0),
+        "keep",
+    )
+    total = b.reduce(powers, [3])
+    product = b.matmul(powers, value)
+    out = b.compute(b.broadcast(product), lambda *i: product(*i) / total(*i[:3]), "keep")
+    return out, b.pointwise(lambda s, m: b.log(s) + m, total, largest)
+
+
+@lowers("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", check=_plain(1, 6))
+def attention_backward(
+    b: Builder,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    normalizer: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    del dropout_p, attn_mask
+    rows = b.reduce(grad, [3], lambda *i: grad(*i) * out(*i))
+    scores = b.matmul(query, _transposed(b, key))
+    factor = _factor(b, query, scale)
+    weights = b.compute(
+        b.broadcast(scores),
+        lambda *i: _visible(b, is_causal, i, b.exp(scores(*i) * b.like(factor, scores(*i)) - normalizer(*i[:3])), 0.0),
+        "keep",
+    )
+    product = b.matmul(grad, _transposed(b, value))
+    grad_scores = b.compute(
+        b.broadcast(scores), lambda *i: (product(*i) - rows(*i[:3])) * weights(*i) * b.like(factor, product(*i)), "keep"
+    )
+    pairs = ((grad_scores, key), (_transposed(b, grad_scores), query), (_transposed(b, weights), grad))
+    grad_query, grad_key, grad_value = (_kept(b, b.matmul(left, right)) for left, right in pairs)
+    return grad_query, grad_key, grad_value
+
+
+def _scores(b: Builder, query: Tensor, key: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    product = b.matmul(query, _transposed(b, key))
+    factor = _factor(b, query, scale)
+    return b.compute(
+        b.broadcast(product),
+        lambda *i: _visible(b, is_causal, i, product(*i) * b.like(factor, product(*i)), _MASKED),
+        "keep",
+    )
+
+
+def _visible(b: Builder, is_causal: bool, i: tuple[Expr, ...], value: Expr, otherwise: float) -> Expr:
+    return b.select(i[3] <= i[2], value, b.like(otherwise, value)) if is_causal else value
+
+
+def _factor(b: Builder, query: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(b.broadcast(query)[3]) if scale is None else scale
+
+
+def _transposed(b: Builder, x: Tensor) -> Tensor:
+    *batch, rows, columns = b.broadcast(x)
+    return b.compute([*batch, columns, rows], lambda *i: x(*i[:-2], i[-1], i[-2]))
+
+
+def _kept(b: Builder, x: Tensor) -> Tensor:
+    """A product in its own loop order, whatever order its reader wants."""
+    return b.compute(b.broadcast(x), x, "keep")
