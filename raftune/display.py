@@ -59,7 +59,7 @@ def describe_event(event: Event) -> str:
         case Sampled():
             return f"{event.dialect} proposes {event.count} for {short_op(event.workload)}"
         case Racing():
-            return f"racing the step; a single compiler is waited for {event.patience_s:.0f} s at most"
+            return f"racing the step, also by single compilers that get ready within {event.patience_s:.0f} s"
         case Rematched():
             ratio = "" if event.rematch.ratio is None else f" at {event.rematch.ratio:.2f} of the default's time"
             verdict = "wins" if event.won else "loses"

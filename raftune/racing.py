@@ -31,8 +31,9 @@ class Raced:
 def race_in_child(task: Mapping[str, Any], log_path: Path, threads: int, patience_s: float) -> Raced:
     """Race the step that ``task`` describes (see :mod:`raftune.race_child`) from a log, which keeps the result.
 
-    Single compilers are waited for ``patience_s`` seconds at most; without them the race of plan and eager stands.
+    Single compilers are waited for until ``patience_s`` seconds have passed; without them the race of plan and eager stands.
     """
+    end = time.monotonic() + patience_s
     read_end, write_end = os.pipe()
     whole = {**task, "log": str(log_path), "threads": threads, "answer": write_end, "parent": os.getpid()}
     with os.fdopen(read_end, "rb", buffering=0) as answer, tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
@@ -53,7 +54,7 @@ def race_in_child(task: Mapping[str, Any], log_path: Path, threads: int, patienc
                 errors.seek(0)
                 tail = " ".join(errors.read().split()[-40:])
                 return Raced(None, f"the step could not be raced, so the plan is not recommended (exit {code}): {tail}")
-            second = _line(answer.fileno(), patience_s)
+            second = _line(answer.fileno(), max(0.0, end - time.monotonic()))
             return Raced(RaceResult.from_json(json.loads(second or first)))
         finally:
             child.kill()

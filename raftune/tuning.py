@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,9 +36,9 @@ from raftune.workload import Workload
 
 Mode = Literal["train", "infer"]
 
-# The share of a budget that is waited for single compilers after the search, and seconds where the budget knows no time.
-_PATIENCE = 0.25
-_PATIENCE_S = 120.0
+# The share of a budget that the race gets, most of which is waiting for single compilers; and seconds where it knows no time.
+_RACE_SHARE = 0.25
+_RACE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ def dry_run_counts(request: ModelRequest) -> list[tuple[Workload, int, dict[str,
 def tune_model(
     prepared: Prepared, log_path: Path, budget: Budget, *, policy: Policy | None = None, progress: Progress | None = None
 ) -> ModelOutcome:
-    """Search within ``budget``, then race the whole step in a fresh process, and record everything in the log.
+    """Search within three quarters of ``budget``, then race the whole step in a fresh process; the log records everything.
 
-    For the step by single compilers another quarter of the budget is waited at most.
+    The step by single compilers is waited for until the budget is spent.
 
     A plan that the log recommends is not raced again, and after an interrupted search nothing is raced. Raises
     :class:`~raftune.log.LogError`.
@@ -163,7 +163,7 @@ def tune_model(
                 log,
                 device=prepared.device,
                 policy=policy,
-                budget=budget,
+                budget=replace(budget, seconds=None if budget.seconds is None else (1 - _RACE_SHARE) * budget.seconds),
                 dialects=request.dialects,
                 seed=request.seed,
                 measurer=measurer,
@@ -179,7 +179,7 @@ def tune_model(
     if plan is not None:
         return ModelOutcome(result, plan.race)
     task = {name: getattr(request, name) for name in ("target", "mode", "optimizer", "seed", "dialects")}
-    patience_s = _PATIENCE_S if budget.seconds is None else _PATIENCE * budget.seconds
+    patience_s = _RACE_S if budget.seconds is None else _RACE_SHARE * budget.seconds
     if progress is not None:
         progress(Racing(patience_s))
     raced = race_in_child(task, log_path, prepared.device.threads, patience_s)

@@ -14,6 +14,7 @@ from raftune.device import Device
 from raftune.graph import workload_from_call
 from raftune.log import TuningLog
 from raftune.measurement import Outcome, Policy, Status
+from raftune.racing import Raced
 from raftune.search import Stop, TuneResult
 from raftune.workload import Candidate
 
@@ -175,6 +176,23 @@ def test_an_interrupted_search_is_not_raced_and_says_so(run, monkeypatch):
     assert result.exit_code == 130
     assert json.loads(result.stdout)["stopped"] == "interrupted"
     assert "run the same command again" in result.stderr
+
+
+def test_a_budget_is_for_the_search_and_the_race(run, monkeypatch):
+    given = {}
+
+    def search(tasks, log, **options):
+        given["search"] = options["budget"].seconds
+        return TuneResult((), 0, 0, 0, 1.0, Stop.BUDGET, "key")
+
+    def race(task, log_path, threads, patience_s):
+        given["race"] = patience_s
+        return Raced(None, "not today")
+
+    monkeypatch.setattr("raftune.tuning.tune", search)
+    monkeypatch.setattr("raftune.tuning.race_in_child", race)
+    assert run("tune", "model", "tiny.py:make", "--budget", "4m").exit_code == 0
+    assert given == {"search": 180.0, "race": 60.0}
 
 
 def test_a_race_without_end_is_a_plan_that_is_not_recommended(run, monkeypatch):

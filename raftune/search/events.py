@@ -65,7 +65,7 @@ class Rematched:
 
 @dataclass(frozen=True, slots=True)
 class Racing:
-    """The whole step is about to be raced; the step by single compilers is waited for ``patience_s`` seconds at most."""
+    """The whole step is about to be raced; the step by single compilers takes part if ready within ``patience_s`` seconds."""
 
     patience_s: float
 
