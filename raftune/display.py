@@ -257,10 +257,10 @@ def print_plan(report: PlanReport) -> None:
 def _table_of_units(units: Sequence[Unit]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("", "operators", "task", "shapes", "choice", "dialect"):
-        table.add_column(heading, no_wrap=True, max_width=44)
-    table.add_column("µs", justify="right")
-    table.add_column("by")
-    table.add_column("saves µs", justify="right")
+        table.add_column(heading, no_wrap=True, max_width=32)
+    for heading in ("µs", "by", "saves µs"):
+        # Where a line is too long the words are cut, not the numbers.
+        table.add_column(heading, no_wrap=True, min_width=8, justify="left" if heading == "by" else "right")
     for unit in units:
         sure = "" if unit.choice.confidence is None else f" ({unit.choice.confidence:.0%} sure)"
         _add_row(
