@@ -11,6 +11,8 @@ from importlib.metadata import version as distribution_version
 from typing import Any, ClassVar
 
 from raftune.dialects.base import BuildError, Dialect, Kernel, Unsupported
+from raftune.dialects.chains import PRODUCTS, SCALES
+from raftune.dialects.epilogue import ACTIVATIONS, PATTERNS
 from raftune.dialects.tvm import library
 from raftune.dialects.tvm.kernel import make_kernel
 from raftune.dialects.tvm.layout import fits, is_permuted_dense
@@ -19,6 +21,7 @@ from raftune.dialects.tvm.schedule.config import MatmulTiling, default_tiling, t
 from raftune.dialects.tvm.schedule.traces import check_trace, trace_features
 from raftune.dialects.tvm.target import host_processor, vector_bytes
 from raftune.dialects.tvm.team import has_team, join_kept_team, join_team
+from raftune.pattern import ANY, Pattern, op
 from raftune.workload import Candidate, Config, In, Operator, Workload
 
 _DTYPES = frozenset({"float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"})
@@ -28,6 +31,17 @@ _ITEMSIZE = {"float32": 4, "float64": 8}
 _LOWERING = 2
 # Waking the thread pool costs some microseconds; less work than this is done by the calling thread.
 _PARALLEL_WORK = 32768
+# What the loop that stores a product's tiles may do to them on the way, forward and backward.
+_ACTIVATIONS_BACKWARD = (
+    "aten.gelu_backward.default",
+    "aten.sigmoid_backward.default",
+    "aten.silu_backward.default",
+    "aten.tanh_backward.default",
+    "aten.threshold_backward.default",
+)
+_RESHAPES = ("aten.view.default", "aten._unsafe_view.default")
+_EPILOGUES = frozenset({*ACTIVATIONS, *_ACTIVATIONS_BACKWARD, *SCALES, *_RESHAPES, "aten.add.Tensor"})
+_BACKWARD = Pattern(op(*_ACTIVATIONS_BACKWARD)(op(*PRODUCTS)(), ANY))
 _KEYS = {
     "default": {"schedule"},
     "tiled": {"schedule", "tile_m", "tile_n", "pack", "order", "unroll_k"},
@@ -59,8 +73,8 @@ class TvmDialect(Dialect):
         specs = (*workload.inputs, *workload.results)
         if workload.mutates or not workload.outputs:
             return False
-        # The hand schedule tiles a product that stands alone; with others it would be a plain loop nest.
-        if len(workload.operators) > 1 and any(operator.op in _PRODUCTS for operator in workload.operators):
+        # The hand schedule tiles a product for what is then done to its elements; with others it would be a plain loop nest.
+        if any(operator.op in _PRODUCTS for operator in workload.operators) and not _is_product(workload):
             return False
         if not all(spec.dtype in _DTYPES and fits(spec) for spec in specs):
             return False
@@ -71,6 +85,9 @@ class TvmDialect(Dialect):
             if lowering is None or not lowering.check(workload, operator):
                 return False
         return True
+
+    def patterns(self) -> Sequence[Pattern]:
+        return (PATTERNS[0], _BACKWARD)
 
     def candidates(self, workload: Workload) -> Sequence[Config]:
         configs: list[Config] = [{"schedule": "default"}]
@@ -145,10 +162,11 @@ class TvmDialect(Dialect):
 
 
 def product_size(workload: Workload) -> tuple[int, int, int] | None:
-    """Rows, columns and element size of the region's product, if it is one product of floats."""
-    if len(workload.operators) != 1 or (first := _PRODUCTS.get(workload.op)) is None:
+    """Rows, columns and element size of the region's product, if it is one of floats (and what is done to its elements)."""
+    if not _is_product(workload):
         return None
     operator: Operator = workload.operators[0]
+    first = _PRODUCTS[operator.op]
     left, right = operator.args[first], operator.args[first + 1]
     if not (isinstance(left, In) and isinstance(right, In)):
         return None
@@ -158,9 +176,25 @@ def product_size(workload: Workload) -> tuple[int, int, int] | None:
     return spec.shape[-2], workload.inputs[right.index].shape[-1], _ITEMSIZE[spec.dtype]
 
 
+def _is_product(workload: Workload) -> bool:
+    """Whether the region is a product, of which each element may then go on by itself."""
+    product, *rest = workload.operators
+    if product.op not in _PRODUCTS or len(workload.outputs) != 1 or workload.outputs[0].node != len(rest):
+        return False
+    if not rest:
+        return True
+    first = _PRODUCTS[product.op]
+    left, right = product.args[first], product.args[first + 1]
+    if not (isinstance(left, In) and isinstance(right, In) and all(operator.op in _EPILOGUES for operator in rest)):
+        return False
+    rows, columns = workload.inputs[left.index], workload.inputs[right.index].shape[-1]
+    stored = workload.results[0]
+    return stored.shape[-1:] == (columns,) and stored.numel * rows.shape[-1] == rows.numel * columns
+
+
 def _has_rows(workload: Workload) -> bool:
     """Whether the rows of the right operand of a product are contiguous."""
-    right = workload.operators[0].args[_PRODUCTS[workload.op] + 1]
+    right = workload.operators[0].args[_PRODUCTS[workload.operators[0].op] + 1]
     return isinstance(right, In) and workload.inputs[right.index].stride[-1] == 1
 
 
@@ -170,7 +204,7 @@ def _work(workload: Workload) -> int:
     size = product_size(workload)
     if size is None:
         return elements
-    left = workload.operators[0].args[_PRODUCTS[workload.op]]
+    left = workload.operators[0].args[_PRODUCTS[workload.operators[0].op]]
     depth = workload.inputs[left.index].shape[-1] if isinstance(left, In) else 1
     return workload.results[0].numel * depth // vector_bytes()
 

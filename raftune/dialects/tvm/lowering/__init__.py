@@ -5,3 +5,4 @@ from raftune.dialects.tvm.lowering import indexing as indexing
 from raftune.dialects.tvm.lowering import pointwise as pointwise
 from raftune.dialects.tvm.lowering import products as products
 from raftune.dialects.tvm.lowering import reductions as reductions
+from raftune.dialects.tvm.lowering import views as views

@@ -41,9 +41,10 @@ def hand_schedule(lowered: Lowered, *, lanes: int, threads: int) -> Schedule:
 def _inline(sch: Schedule, lowered: Lowered) -> list[Stage]:
     """Inline what is computed from single elements; what remains, in order of computation."""
     remaining = []
-    for stage in lowered.builder.stages:
+    stages = lowered.builder.stages
+    for stage in stages:
         inlined = False
-        if stage.kind in ("map", "untile") and stage.name not in lowered.outputs:
+        if (stage.kind == "map" or (stage.kind == "untile" and _keeps_rows(stages))) and stage.name not in lowered.outputs:
             with suppress(ScheduleError):
                 sch.compute_inline(stage.name)
                 inlined = True
@@ -52,9 +53,18 @@ def _inline(sch: Schedule, lowered: Lowered) -> list[Stage]:
     return remaining
 
 
+def _keeps_rows(stages: list[Stage]) -> bool:
+    """Whether no tile of rows of a product alone lies across the end of a dimension that its rows are stored in."""
+    tilings = [stage.tiling for stage in stages if stage.tiling is not None]
+    product = next(stage.tensor.shape for stage in stages if stage.kind == "untile")
+    stored = stages[-1].tensor.shape
+    return len(tilings) > 1 or len(stored) == len(product) or int(stored[-2]) % tilings[0].tile_m == 0
+
+
 def _parts(stages: list[Stage]) -> list[list[Stage]]:
     """The stages in order, divided into tiled products (packing, tiles, what stores them) and what lies between those."""
-    if sum(stage.kind == "tile" for stage in stages) == 1:
+    kinds = [stage.kind for stage in stages]
+    if kinds.count("tile") == 1 and "untile" not in kinds:
         return [stages]  # a product alone ends with what is computed of it, which may be several stages
     cuts = {0, len(stages)}
     for index, stage in enumerate(stages):
@@ -169,6 +179,9 @@ def _tile(sch: Schedule, stages: list[Stage], threads: int) -> None:
     assert tiling is not None
     block = sch.get_sblock(last.name)
     *batch, i, j = sch.get_loops(block)
+    own = len(tile.tensor.shape) - 4
+    if len(batch) > own:  # the rows of the product are several dimensions of what is stored
+        batch, i = batch[:own], sch.fuse(*batch[own:], i)
     exact_n = _extent(sch, j) % tiling.tile_n == 0
     io, ii = sch.split(i, [None, tiling.tile_m])
     jo, ji = sch.split(j, [None, tiling.tile_n])
