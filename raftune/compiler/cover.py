@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch.fx
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from raftune.compiler.selector import Selector
 from raftune.graph import Region, region_of
@@ -63,6 +61,12 @@ def _ratio(region: Region, selector: Selector) -> float | None:
 
 def _best_disjoint(sets: Sequence[set[torch.fx.Node]], savings: Sequence[float]) -> list[int]:
     """Indices of disjoint sets with the largest sum of savings (an integer program, solved by HiGHS)."""
+    if sum(map(len, sets)) == len(set().union(*sets)):
+        return list(range(len(sets)))
+    # Here, because a plan that is followed has nothing to choose, and SciPy takes time and memory to load.
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     elements = {node: row for row, node in enumerate(dict.fromkeys(node for nodes in sets for node in nodes))}
     covers = np.zeros((len(elements), len(sets)))
     for column, nodes in enumerate(sets):

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -99,10 +100,14 @@ class Selector:
         self.device = device or current_device(torch.get_num_threads())
         self.counts = Counts()
         self._on_miss = on_miss
-        self._model = CostModel.load_beside(self.log.path) if self.log is not None else None
         self._choices: dict[tuple[str, tuple[str, ...]], Choice] = {}
         self._reported = False
         self.followed: Mapping[str, PlannedChoice] = {}
+
+    @cached_property
+    def _model(self) -> CostModel | None:
+        """Loaded when something was not measured: XGBoost takes time and memory to load."""
+        return None if self.log is None else CostModel.load_beside(self.log.path)
 
     def choose(self, workload: Workload) -> Choice:
         """The choice for one workload; equal workloads get the same choice for the life of the selector."""
