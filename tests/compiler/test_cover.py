@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from raftune.compiler.cover import _best_disjoint, cover
-from raftune.compiler.lowering import lower
+from raftune.compiler.executor import BoundKernel
+from raftune.compiler.lowering import assemble, lower
 from raftune.compiler.selector import Selector
 from raftune.compiler.step import compile_step
 from raftune.device import current_device
+from raftune.dialects.torch_ops import graph_module
 from raftune.graph import capture, tasks_of
 from raftune.graph.fusion import propose
 from raftune.log import TuningLog
@@ -107,3 +109,19 @@ def test_a_step_lowered_with_a_region_is_right_and_repeats_its_plan(net, monkeyp
         assert pair.workload in [k.workload for k in step.program.bound]
         expected = F.cross_entropy(model(inputs[0], inputs[1]), inputs[2])
         torch.testing.assert_close(step(inputs).loss, expected.detach())
+
+
+def test_equal_workloads_are_built_once():
+    x = torch.randn(8, 16)
+    module = torch.fx.experimental.proxy_tensor.make_fx(lambda x: (x + 1.0).exp() * (x - 1.0).exp(), tracing_mode="fake")(x)
+    built = []
+
+    def build(region):
+        built.append(region.workload)
+        return BoundKernel(region, graph_module(region.workload))
+
+    program = assemble(module, [], build)
+    assert len(built) == len(set(built)) == 4
+    assert program.kernels == 5
+    for _ in range(2):
+        torch.testing.assert_close(program([x]), (x + 1).exp() * (x - 1).exp())
