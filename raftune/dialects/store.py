@@ -16,7 +16,10 @@ def kept(name: str) -> Path | None:
     """The file of that name, or ``None`` if there is none that may be trusted."""
     folder = _folder()
     path = folder / name
-    return path if path.is_file() and _is_ours(folder) else None
+    try:
+        return path if path.is_file() and _is_ours(folder) else None
+    except OSError:  # a home that is not ours to look into
+        return None
 
 
 def keep(name: str, write: Callable[[Path], None]) -> Path | None:

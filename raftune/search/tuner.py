@@ -313,7 +313,8 @@ class _Search:
         return True
 
     def _finished(self) -> bool:
-        waiting = any(s.default_outcome is None and s.default in s.pool for s in self._states)
+        # A region whose members could not be timed is never opened, and nothing waits for it.
+        waiting = any(s.default_outcome is None and s.default in s.pool and not s.parts for s in self._states)
         return not waiting and self._scheduler.exhausted() and not any(s.to_rematch() for s in self._states)
 
     def _result(self, state: TaskState) -> TaskResult:

@@ -48,6 +48,12 @@ def test_without_a_place_nothing_is_kept(folder: Path) -> None:
     assert store.keep("a.so", lambda path: path.write_bytes(b"code") and None) is None
 
 
+def test_a_place_that_cannot_be_looked_into_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/" + "x" * 5000)  # as without permission, also for root
+    assert store.kept("a.so") is None
+    assert store.keep("a.so", lambda path: path.write_bytes(b"code") and None) is None
+
+
 PROGRAM = """
 import sys
 import torch

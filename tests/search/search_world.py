@@ -107,12 +107,17 @@ class World:
         budget: Budget | None = None,
         strategy: Strategy | None = None,
         learn: bool = False,
+        parts: Mapping[int, tuple[int, ...]] | None = None,
         **options: Any,
     ) -> TuneResult:
-        """``tasks`` maps size to weight; ``learn`` uses the cost model, else only the dialects' records guide the search."""
+        """``tasks`` maps size to weight, ``parts`` a region's size to its members'.
+
+        ``learn`` uses the cost model, else only the dialects' records guide the search.
+        """
+        members = {size: tuple(map(workload, sizes)) for size, sizes in (parts or {}).items()}
         with self.log() as log:
             return tune(
-                [Task(workload(size), weight) for size, weight in tasks.items()],
+                [Task(workload(size), weight, members.get(size, ())) for size, weight in tasks.items()],
                 log,
                 device=DEVICE,
                 policy=options.pop("policy", POLICY),

@@ -45,6 +45,28 @@ def test_every_default_is_measured_before_anything_else_heaviest_first(tiles: Wo
     assert all(candidate.config == DEFAULT for _, candidate in first)
 
 
+def test_a_region_is_opened_after_its_members_and_the_heavier_one_first(tiles: World) -> None:
+    for size, us in ((1, 100.0), (2, 100.0), (3, 5.0), (4, 5.0)):
+        tiles.set(size, "aten", DEFAULT, time_us=us)
+        for i in range(4):
+            tiles.set(size, "alpha", {"tile": i}, time_us=us)
+    regions = {5: (3, 4), 6: (1, 2)}
+    result = tiles.tune({5: 1, 6: 1, 1: 1, 2: 1, 3: 1, 4: 1}, Budget(trials=6), parts=regions)
+    defaults = [size for size, candidate in tiles.measurer.measured if candidate.config == DEFAULT]
+    assert sorted(defaults[:4]) == [1, 2, 3, 4]
+    assert defaults[4:] == [6]
+    assert {t.workload: t.status for t in result.tasks}[workload(5)] is TaskStatus.UNMEASURED
+    assert tiles.tune({5: 1, 6: 1, 1: 1, 2: 1, 3: 1, 4: 1}, parts=regions).stopped is Stop.FINISHED
+    assert (5, Candidate("aten", "1.0", DEFAULT)) in tiles.measurer.measured
+
+
+def test_a_region_whose_member_fails_is_left_and_the_search_ends(tiles: World) -> None:
+    tiles.set(1, "aten", DEFAULT, status=Status.CRASH)
+    result = tiles.tune({1: 1, 2: 1, 3: 1}, parts={3: (1, 2)})
+    assert result.stopped is Stop.FINISHED
+    assert 3 not in {size for size, _ in tiles.measurer.measured}
+
+
 def test_everything_is_measured_once_and_the_best_wins(tiles: World) -> None:
     result = tiles.tune({1: 1, 2: 3})
     assert result.stopped is Stop.FINISHED

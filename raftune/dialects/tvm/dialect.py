@@ -47,8 +47,6 @@ _KEYS = {
     "tiled": {"schedule", "tile_m", "tile_n", "pack", "order", "unroll_k"},
     "trace": {"schedule", "trace"},
 }
-# The operators with a tiled schedule, and which argument is the left operand.
-_PRODUCTS = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1}
 
 
 class TvmDialect(Dialect):
@@ -74,7 +72,7 @@ class TvmDialect(Dialect):
         if workload.mutates or not workload.outputs:
             return False
         # The hand schedule tiles a product for what is then done to its elements; with others it would be a plain loop nest.
-        if any(operator.op in _PRODUCTS for operator in workload.operators) and not _is_product(workload):
+        if any(operator.op in PRODUCTS for operator in workload.operators) and not _is_product(workload):
             return False
         if not all(spec.dtype in _DTYPES and fits(spec) for spec in specs):
             return False
@@ -166,7 +164,7 @@ def product_size(workload: Workload) -> tuple[int, int, int] | None:
     if not _is_product(workload):
         return None
     operator: Operator = workload.operators[0]
-    first = _PRODUCTS[operator.op]
+    first = PRODUCTS[operator.op]
     left, right = operator.args[first], operator.args[first + 1]
     if not (isinstance(left, In) and isinstance(right, In)):
         return None
@@ -179,11 +177,11 @@ def product_size(workload: Workload) -> tuple[int, int, int] | None:
 def _is_product(workload: Workload) -> bool:
     """Whether the region is a product, of which each element may then go on by itself."""
     product, *rest = workload.operators
-    if product.op not in _PRODUCTS or len(workload.outputs) != 1 or workload.outputs[0].node != len(rest):
+    if product.op not in PRODUCTS or len(workload.outputs) != 1 or workload.outputs[0].node != len(rest):
         return False
     if not rest:
         return True
-    first = _PRODUCTS[product.op]
+    first = PRODUCTS[product.op]
     left, right = product.args[first], product.args[first + 1]
     if not (isinstance(left, In) and isinstance(right, In) and all(operator.op in _EPILOGUES for operator in rest)):
         return False
@@ -194,7 +192,7 @@ def _is_product(workload: Workload) -> bool:
 
 def _has_rows(workload: Workload) -> bool:
     """Whether the rows of the right operand of a product are contiguous."""
-    right = workload.operators[0].args[_PRODUCTS[workload.operators[0].op] + 1]
+    right = workload.operators[0].args[PRODUCTS[workload.operators[0].op] + 1]
     return isinstance(right, In) and workload.inputs[right.index].stride[-1] == 1
 
 
@@ -204,7 +202,7 @@ def _work(workload: Workload) -> int:
     size = product_size(workload)
     if size is None:
         return elements
-    left = workload.operators[0].args[_PRODUCTS[workload.operators[0].op]]
+    left = workload.operators[0].args[PRODUCTS[workload.operators[0].op]]
     depth = workload.inputs[left.index].shape[-1] if isinstance(left, In) else 1
     return workload.results[0].numel * depth // vector_bytes()
 

@@ -1,4 +1,4 @@
-"""Compiled kernels as shared libraries on disk, which load without TVM: its import takes seconds and 200 MB.
+"""Compiled kernels as shared libraries on disk, which load without TVM: its import takes two seconds and 170 MB.
 
 A library needs only ``tvm_ffi``, and the launcher of :mod:`raftune.dialects.tvm.team` if it has parallel loops.
 """

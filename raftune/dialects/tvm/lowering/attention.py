@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from raftune.dialects.tvm.lowering.registry import Check, argument, lowers
+from raftune.dialects.tvm.lowering.views import transpose
 from raftune.workload import In, Operator, Workload
 
 if TYPE_CHECKING:
@@ -83,24 +84,24 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     del dropout_p, attn_mask
     rows = b.reduce(grad, [3], lambda *i: grad(*i) * out(*i))
-    scores = b.matmul(query, _transposed(b, key))
+    scores = b.matmul(query, transpose(b, key, -2, -1))
     factor = _factor(b, query, scale)
     weights = b.compute(
         b.broadcast(scores),
         lambda *i: _visible(b, is_causal, i, b.exp(scores(*i) * b.like(factor, scores(*i)) - normalizer(*i[:3])), 0.0),
         "keep",
     )
-    product = b.matmul(grad, _transposed(b, value))
+    product = b.matmul(grad, transpose(b, value, -2, -1))
     grad_scores = b.compute(
         b.broadcast(scores), lambda *i: (product(*i) - rows(*i[:3])) * weights(*i) * b.like(factor, product(*i)), "keep"
     )
-    pairs = ((grad_scores, key), (_transposed(b, grad_scores), query), (_transposed(b, weights), grad))
+    pairs = ((grad_scores, key), (transpose(b, grad_scores, -2, -1), query), (transpose(b, weights, -2, -1), grad))
     grad_query, grad_key, grad_value = (_kept(b, b.matmul(left, right)) for left, right in pairs)
     return grad_query, grad_key, grad_value
 
 
 def _scores(b: Builder, query: Tensor, key: Tensor, is_causal: bool, scale: float | None) -> Tensor:
-    product = b.matmul(query, _transposed(b, key))
+    product = b.matmul(query, transpose(b, key, -2, -1))
     factor = _factor(b, query, scale)
     return b.compute(
         b.broadcast(product),
@@ -115,11 +116,6 @@ def _visible(b: Builder, is_causal: bool, i: tuple[Expr, ...], value: Expr, othe
 
 def _factor(b: Builder, query: Tensor, scale: float | None) -> float:
     return 1 / math.sqrt(b.broadcast(query)[3]) if scale is None else scale
-
-
-def _transposed(b: Builder, x: Tensor) -> Tensor:
-    *batch, rows, columns = b.broadcast(x)
-    return b.compute([*batch, columns, rows], lambda *i: x(*i[:-2], i[-1], i[-2]))
 
 
 def _kept(b: Builder, x: Tensor) -> Tensor:
