@@ -149,7 +149,106 @@ ATTENTION: list[tuple[Any, ...]] = [
     (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward(2, 2, 64, 32, False)),
 ]
 
-CASES = [case if len(case) == 3 else (*case, {}) for case in (*PRODUCTS, *POINTWISE, *REDUCTIONS, *INDEXING, *ATTENTION)]
+
+def convolution(n: int, c: int, h: int, out: int, k: int, stride: int, pad: int, dilation: int, groups: int) -> tuple[Any, ...]:
+    x, weight = rand(n, c, h, h + 1), rand(out, c // groups, k, k)
+    return x, weight, rand(out), [stride] * 2, [pad] * 2, [dilation] * 2, False, [0, 0], groups
+
+
+def convolution_backward(*sizes: int, wanted: tuple[bool, bool, bool]) -> tuple[Any, ...]:
+    x, weight, bias, *rest = convolution(*sizes)
+    grad = torch.randn_like(aten.convolution.default(x, weight, bias, *rest))
+    return grad, x, weight, [sizes[3]], *rest, list(wanted)
+
+
+CONVOLUTION_SIZES = [
+    (2, 3, 9, 5, 3, 1, 1, 1, 1),
+    (1, 4, 8, 8, 3, 2, 1, 1, 2),
+    (2, 6, 11, 6, 3, 1, 2, 2, 6),
+    (1, 8, 7, 16, 1, 2, 0, 1, 1),
+    (2, 16, 15, 32, 1, 1, 0, 1, 1),
+    (1, 32, 15, 17, 3, 1, 1, 1, 1),
+    (1, 1, 1, 1, 1, 1, 0, 1, 1),
+    (1, 3, 13, 4, 5, 3, 1, 1, 1),
+    (3, 16, 16, 16, 3, 1, 1, 1, 16),
+    (1, 2, 6, 3, 1, 1, 1, 1, 1),
+]
+CONVOLUTIONS: list[tuple[Any, ...]] = [
+    *((aten.convolution.default, convolution(*sizes)) for sizes in CONVOLUTION_SIZES),
+    *(
+        (aten.convolution_backward.default, convolution_backward(*sizes, wanted=(True, True, number % 2 == 0)))
+        for number, sizes in enumerate(CONVOLUTION_SIZES)
+    ),
+    (aten.convolution_backward.default, convolution_backward(2, 3, 9, 5, 3, 1, 1, 1, 1, wanted=(False, True, False))),
+    (aten.convolution.default, (rand(2, 5, 20), rand(7, 5, 4), None, [2], [1], [1], False, [0], 1)),
+    (aten.convolution.default, (rand(1, 2, 5, 6, 7), rand(3, 2, 3, 3, 3), None, [1], [1], [1], False, [0], 1)),
+    (
+        aten.convolution.default,
+        (rand(2, 8, 6, 6).to(memory_format=torch.channels_last), rand(6, 8, 3, 3), None, [1], [1], [1], False, [0], 1),
+    ),
+    (aten.convolution.default, (rand(1, 2, 6, 6).double(), rand(3, 2, 3, 3).double(), None, [1], [1], [1], False, [0], 1)),
+]
+
+
+def max_pool_backward(x: torch.Tensor, *arguments: Any) -> tuple[Any, ...]:
+    values, indices = aten.max_pool2d_with_indices.default(x, *arguments)
+    return torch.randn_like(values), x, *arguments, indices
+
+
+def ties(*shape: int) -> torch.Tensor:
+    return (rand(*shape) * 2).round()
+
+
+POOLING: list[tuple[Any, ...]] = [
+    (aten.max_pool2d_with_indices.default, (rand(2, 3, 8, 8), [2, 2], [2, 2])),
+    (aten.max_pool2d_with_indices.default, (ties(2, 3, 9, 7), [3, 3], [2, 2], [1, 1])),
+    (aten.max_pool2d_with_indices.default, (ties(1, 2, 10, 11), [3, 2], [2, 3], [1, 1], [2, 1], True)),
+    (aten.max_pool2d_with_indices.default, (torch.full((1, 1, 5, 5), -torch.inf), [3, 3], [2, 2], [1, 1])),
+    (aten.max_pool2d_with_indices_backward.default, max_pool_backward(rand(2, 3, 8, 8), [2, 2], [2, 2], [0, 0], [1, 1], False)),
+    (aten.max_pool2d_with_indices_backward.default, max_pool_backward(ties(2, 3, 9, 7), [3, 3], [2, 2], [1, 1], [1, 1], True)),
+    (aten.avg_pool2d.default, (rand(2, 3, 8, 9), [2, 3], [2, 2])),
+    (aten.avg_pool2d_backward.default, (rand(2, 3, 4, 4), rand(2, 3, 8, 9), [2, 3], [2, 2], [0, 0], False, True, None)),
+]
+
+
+def batch_statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    _, mean, rstd = aten.native_batch_norm.default(x, None, None, None, None, True, 0.1, 1e-5)
+    return mean, rstd
+
+
+def group_norm_backward(
+    n: int, c: int, h: int, groups: int, weight: torch.Tensor | None, wanted: list[bool]
+) -> tuple[Any, ...]:
+    x = rand(n, c, h, h)
+    _, mean, rstd = aten.native_group_norm.default(x, weight, None, n, c, h * h, groups, 1e-5)
+    return torch.randn_like(x), x, mean, rstd, weight, n, c, h * h, groups, wanted
+
+
+BATCH = aten._native_batch_norm_legit_functional.default
+NORMALIZATION: list[tuple[Any, ...]] = [
+    (BATCH, (rand(4, 3, 8, 8), rand(3), rand(3), rand(3), rand(3).abs(), True, 0.1, 1e-5)),
+    (BATCH, (rand(5, 6, 7), None, None, rand(6), rand(6).abs(), True, 0.3, 1e-3)),
+    (BATCH, (rand(16, 32), rand(32), rand(32), rand(32), rand(32).abs(), True, 0.1, 1e-5)),
+    (
+        aten.native_batch_norm_backward.default,
+        (
+            *(rand(4, 3, 8, 8).flip(3) + 1, rand(4, 3, 8, 8) * 2, rand(3), None, None),
+            *batch_statistics(rand(4, 3, 8, 8) * 2),
+            *(True, 1e-5, [True, True, True]),
+        ),
+    ),
+    (
+        aten.native_batch_norm_backward.default,
+        (rand(4, 5, 3), rand(4, 5, 3) * 2, rand(5), rand(5), rand(5).abs() + 0.1, None, None, False, 1e-5, [True, True, False]),
+    ),
+    (aten.native_group_norm.default, (rand(2, 6, 4, 4), rand(6), rand(6), 2, 6, 16, 3, 1e-5)),
+    (aten.native_group_norm.default, (rand(3, 4, 5), None, None, 3, 4, 5, 1, 1e-5)),
+    (aten.native_group_norm_backward.default, group_norm_backward(2, 6, 4, 3, rand(6), [True, True, True])),
+    (aten.native_group_norm_backward.default, group_norm_backward(1, 8, 5, 2, None, [True, False, False])),
+]
+
+OPERATORS = (*PRODUCTS, *POINTWISE, *REDUCTIONS, *INDEXING, *ATTENTION, *CONVOLUTIONS, *POOLING, *NORMALIZATION)
+CASES = [case if len(case) == 3 else (*case, {}) for case in OPERATORS]
 
 
 def case_name(case: tuple[Any, ...]) -> str:
@@ -279,8 +378,8 @@ def test_kernel_takes_parameters_and_unaligned_memory_and_returns_fresh_memory()
 
 
 def test_unlowered_and_empty_workloads_are_not_supported() -> None:
-    convolution = (rand(1, 3, 8, 8), rand(4, 3, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    assert not DIALECT.supports(workload_from_call(aten.convolution.default, convolution, {}))
+    transposed = (rand(1, 4, 8, 8), rand(4, 3, 3, 3), None, [1, 1], [1, 1], [1, 1], True, [0, 0], 1)
+    assert not DIALECT.supports(workload_from_call(aten.convolution.default, transposed, {}))
     assert not DIALECT.supports(workload_from_call(aten.mm.default, (rand(0, 4), rand(4, 4)), {}))
     assert not DIALECT.supports(workload_from_call(aten.mm.default, (rand(4, 4).half(), rand(4, 4).half()), {}))
     flash = aten._scaled_dot_product_flash_attention_for_cpu.default

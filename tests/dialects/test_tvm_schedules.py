@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,13 +14,17 @@ import torch
 from raftune.dialects.base import BuildError, Unsupported
 from raftune.dialects.tvm import TvmDialect
 from raftune.graph.workloads import workload_from_call
-from raftune.workload import Workload
+from raftune.workload import In, Operator, Out, TensorSpec, Workload
 
 aten = torch.ops.aten
 DIALECT = TvmDialect()
 LEFT, RIGHT = torch.randn(19, 24), torch.randn(33, 24).t()
 PRODUCT = workload_from_call(aten.mm.default, (LEFT, RIGHT), {})
 TILED = {"schedule": "tiled", "tile_m": 4, "tile_n": 16, "pack": True, "order": "nm", "unroll_k": 1}
+
+
+IMAGE, KERNEL = torch.randn(2, 16, 9, 16), torch.randn(32, 16, 3, 3)
+CONVOLUTION = (IMAGE, KERNEL, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 
 
 def sampled(workload: Workload, count: int, seed: int) -> list[Any]:
@@ -49,6 +54,38 @@ def test_candidates_are_distinct_and_start_with_the_default() -> None:
     assert configs[0] == '{"schedule": "default"}'
     assert len(set(configs)) == len(configs)
     assert configs == [json.dumps(c, sort_keys=True) for c in DIALECT.candidates(PRODUCT)]
+
+
+def test_every_tiling_of_a_convolution_and_its_gradients_is_right() -> None:
+    grad = torch.randn(2, 32, 9, 16)
+    backward = (grad, IMAGE, KERNEL, None, *CONVOLUTION[3:], [True, True, False])
+    for op, arguments in ((aten.convolution.default, CONVOLUTION), (aten.convolution_backward.default, backward)):
+        workload = workload_from_call(op, arguments, {})
+        configs = DIALECT.candidates(workload)
+        assert {config.get("columns") for config in configs} == {None, "channels", "pixels"}
+        expected = op(*arguments)
+        for config in configs:
+            found = DIALECT.build(workload, config)(*(a for a in arguments if isinstance(a, torch.Tensor)))
+            pairs = zip(found, expected, strict=False) if isinstance(found, tuple) else [(found, expected)]
+            for mine, theirs in pairs:
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_a_convolution_stores_what_is_then_done_to_its_elements() -> None:
+    operators = (
+        Operator("aten.convolution.default", (In(0), In(1), None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)),
+        Operator("aten.add.Tensor", (Out(0), In(2))),
+        Operator("aten.relu.default", (Out(1),)),
+    )
+    residual = torch.randn(2, 32, 9, 16)
+    specs = [TensorSpec("float32", tuple(t.shape), t.stride()) for t in (IMAGE, KERNEL, residual)]
+    workload = Workload(operators, tuple(specs), (Out(2),), (specs[2],))
+    expected = (torch.conv2d(IMAGE, KERNEL, padding=1) + residual).relu()
+    for config in DIALECT.candidates(workload):
+        found = DIALECT.build(workload, config)(IMAGE, KERNEL, residual)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    pooled = dataclasses.replace(workload, operators=(operators[0], Operator("aten.sum.default", (Out(0),))), outputs=(Out(1),))
+    assert not DIALECT.supports(pooled)
 
 
 @pytest.mark.parametrize("order", ["mn", "nm"])

@@ -63,7 +63,8 @@ def attention(
     )
     total = b.reduce(powers, [3])
     product = b.matmul(powers, value)
-    out = b.compute(b.broadcast(product), lambda *i: product(*i) / total(*i[:3]), "keep")
+    # What is read first is computed first: the sum belongs beside the exponentials.
+    out = b.compute(b.broadcast(product), lambda *i: b.like(1, total(*i[:3])) / total(*i[:3]) * product(*i), "keep")
     return out, b.pointwise(lambda s, m: b.log(s) + m, total, largest)
 
 

@@ -17,6 +17,7 @@ from tvm import te, tirx
 from raftune.dialects.base import BuildError
 from raftune.dialects.torch_ops import dtype_of
 from raftune.dialects.tvm.lowering import vector_math
+from raftune.dialects.tvm.lowering.contraction import Contraction, Factor, Tiling, contract
 from raftune.dialects.tvm.schedule.config import MatmulTiling
 
 Tensor = Any  # te.Tensor
@@ -31,15 +32,17 @@ _TERM_LIMIT = 16
 class Stage:
     """One block of the function: its name, what it does, and how many of its leading loops run over rows.
 
-    ``kind`` is ``map`` (element-wise or indexing), ``keep`` (element-wise, too dear to compute twice), ``lanes`` (reduction
+    ``kind`` is ``map`` (element-wise or indexing), ``keep`` (element-wise, too dear to compute twice), ``frame`` (a copy with
+    zeros around), ``lanes`` (reduction
     whose last spatial loop is one vector), ``fold`` (sum of those lanes), ``reduce`` (any other reduction), or the three parts
-    of a tiled product: ``pack``, ``tile``, ``untile``. ``tiling`` is that of a ``tile``.
+    of a tiled product: ``pack``, ``tile``, ``untile``. ``tiling`` and ``contraction`` are those of a ``tile``.
     """
 
     name: str
     kind: str
     tensor: Tensor
     tiling: MatmulTiling | None = None
+    contraction: Contraction | None = None
 
 
 @dataclass
@@ -47,19 +50,26 @@ class Builder:
     """Builds TE stages. ``lanes``: vector width in float32 elements, 0 for the plain style.
 
     ``tiling`` says how a product of so many rows and columns is tiled; without it a product is a plain reduction.
+    ``columns`` says which of a convolution's axes is in vectors, ``channels`` or ``pixels``; by default what suits its size.
     """
 
     lanes: int = 0
-    tiling: Callable[[int, int], MatmulTiling] | None = None
+    tiling: Tiling | None = None
+    columns: str | None = None
     stages: list[Stage] = field(default_factory=list)
 
     def compute(
-        self, shape: Sequence[int], fcompute: Callable[..., Expr], kind: str = "map", tiling: MatmulTiling | None = None
+        self,
+        shape: Sequence[int],
+        fcompute: Callable[..., Expr],
+        kind: str = "map",
+        tiling: MatmulTiling | None = None,
+        contraction: Contraction | None = None,
     ) -> Tensor:
         """A stage of ``shape`` whose element at the given indices is ``fcompute(*indices)``."""
         name = f"{kind}_{len(self.stages)}"
         tensor = te.compute(tuple(shape), fcompute, name=name)
-        self.stages.append(Stage(name, kind, tensor, tiling))
+        self.stages.append(Stage(name, kind, tensor, tiling, contraction))
         return tensor
 
     def pointwise(
@@ -134,8 +144,8 @@ class Builder:
     ) -> Tensor:
         """Sum (or another of the reductions) over ``axes`` of ``element(*indices)``, by default the source's own elements.
 
-        ``max`` is the machine's, which loses NaN; ``amax`` and ``amin`` are PyTorch's. The reduced axes are dropped from the
-        shape. ``indices`` run over the source's shape.
+        ``max`` and ``min`` are the machine's, which lose NaN; ``amax`` and ``amin`` are PyTorch's. The reduced axes are dropped
+        from the shape. ``indices`` run over the source's shape.
         """
         shape = shape_of(source)
         reduced = sorted(a % len(shape) for a in axes)
@@ -166,6 +176,14 @@ class Builder:
                 "reduce",
             )
         return self._lane_reduce(shape, reduced, kept, lanes, body, full, reducer, combine)
+
+    def over(
+        self, shape: Sequence[int], extents: Sequence[int], element: Callable[[Any, Any], Expr], *, op: str = "sum"
+    ) -> Tensor:
+        """The reduction, one after another, of ``element(indices of the result, indices within the extents)``."""
+        axes = [te.reduce_axis((0, extent), name=f"k{number}") for number, extent in enumerate(extents)]
+        reducer, _ = _REDUCERS[op]
+        return self.compute(shape, lambda *i: reducer(element(i, axes), axis=axes), "reduce")
 
     def _reduction_lanes(self, extent: int) -> int:
         """Elements of the last axis that are accumulated side by side; 0 to reduce one after another."""
@@ -224,40 +242,19 @@ class Builder:
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
         """``left[..., m, k] @ right[..., k, n]`` with equal leading dimensions."""
         *batch, m, k = shape_of(left)
-        n = shape_of(right)[-1]
-        if self.tiling is None or not is_float(dtype_name(left)):
-            axis = te.reduce_axis((0, k), name="k")
-            return self.compute(
-                (*batch, m, n), lambda *s: te.sum(left(*s[:-1], axis) * right(*s[:-2], axis, s[-1]), axis=axis), "reduce"
-            )
-        tiling = self.tiling(m, n)
-        tile_m, tile_n = tiling.tile_m, tiling.tile_n
         nb = len(batch)
-        packed = None
-        if tiling.pack or n % tile_n:
-
-            def pack(*s: Expr) -> Expr:
-                column = s[nb] * tile_n + s[nb + 2]
-                value = right(*s[:nb], s[nb + 1], column)
-                return value if n % tile_n == 0 else tirx.if_then_else(column < n, value, constant(0, dtype_name(right)))
-
-            packed = self.compute((*batch, ceil_div(n, tile_n), k, tile_n), pack, "pack")
-        axis = te.reduce_axis((0, k), name="k")
-
-        def tile(*s: Expr) -> Expr:
-            bat, (mo, no, mi, ni) = s[:nb], s[nb:]
-            row = mo * tile_m + mi
-            # Rows beyond the end repeat the last one and are not stored.
-            x = left(*bat, row if m % tile_m == 0 else tirx.min(row, m - 1), axis)
-            y = packed(*bat, no, axis, ni) if packed is not None else right(*bat, axis, no * tile_n + ni)
-            return te.sum(x * y, axis=axis)
-
-        tiles = self.compute((*batch, ceil_div(m, tile_m), ceil_div(n, tile_n), tile_m, tile_n), tile, "tile", tiling)
-        return self.compute(
-            (*batch, m, n),
-            lambda *s: tiles(*s[:-2], s[-2] // tile_m, s[-1] // tile_n, s[-2] % tile_m, s[-1] % tile_n),
-            "untile",
+        return self.contract(
+            Contraction((*batch, m, shape_of(right)[-1]), (k,), nb, nb + 1, dtype_name(left)),
+            lambda i, k: left(*i[: nb + 1], *k),
+            lambda i, k: right(*i[:nb], *k, i[nb + 1]),
         )
+
+    def contract(self, contraction: Contraction, left: Factor, right: Factor) -> Tensor:
+        """The sum over the contraction's depth of ``left(i, k) * right(i, k)``, for the indices ``i`` of each result.
+
+        ``left`` must not look at the column within its group, ``right`` not at the row nor, if it is ``shared``, at the others.
+        """
+        return contract(self, contraction, left, right)
 
     # Scalar functions on expressions; float32 ones are polynomials that vectorize, others are the library's.
 
@@ -304,6 +301,9 @@ class Builder:
 
     def both(self, a: Expr, c: Expr) -> Expr:
         return tirx.all(a, c)
+
+    def is_nan(self, x: Expr) -> Expr:
+        return tirx.isnan(x)
 
     def guarded(self, condition: Expr, yes: Expr, no: Expr) -> Expr:
         """Like :meth:`select`, but only the chosen side is evaluated: an index on the other one may be out of bounds."""
@@ -388,6 +388,7 @@ def _highest(dtype: str) -> Expr:
 _REDUCERS: dict[str, tuple[Callable[..., Expr], Callable[[Expr, Expr], Expr]]] = {
     "sum": (te.sum, lambda a, b: a + b),
     "max": (te.max, tirx.max),
+    "min": (te.min, tirx.min),
     "amax": (te.comm_reducer(maximum, _lowest, name="amax"), once(maximum)),
     "amin": (te.comm_reducer(minimum, _highest, name="amin"), once(minimum)),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raftune.dialects.base import BuildError
@@ -13,7 +13,11 @@ from raftune.dialects.base import BuildError
 MAX_TILE_BYTES = 1024
 _MAX_TILE_M = 64
 _MAX_TILE_N = 256
+# Sums of a convolution up to this depth take about as long as storing their results one by one.
+_SHALLOW = 160
 ORDERS = ("mn", "nm")
+COLUMNS = ("channels", "pixels")
+"""What may be in vectors of a convolution: its channels or, which stores whole vectors, the pixels of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,11 @@ class MatmulTiling:
             raise BuildError(f"order must be one of {ORDERS}, not {config['order']!r}")
         return MatmulTiling(tile_m, tile_n, config["pack"], config["order"], _integer(config, "unroll_k", 16))
 
+    def fitted(self, m: int, n: int, vector: int, itemsize: int) -> MatmulTiling:
+        """The tile of a product of ``m`` by ``n`` in a workload that has several: as wide if it can be, with fitting rows."""
+        tile_n = min(self.tile_n, -(-n // vector) * vector)
+        return replace(self, tile_n=tile_n, tile_m=best_rows(m, tile_n, vector, itemsize, most=self.tile_m))
+
 
 def default_tiling(m: int, n: int, vector: int, itemsize: int) -> MatmulTiling:
     """The tile to start from, for ``vector`` elements a register: two registers wide, or one where the product is narrow."""
@@ -60,12 +69,28 @@ def default_tiling(m: int, n: int, vector: int, itemsize: int) -> MatmulTiling:
     return MatmulTiling(best_rows(m, tile_n, vector, itemsize), tile_n, True, "nm", 4)
 
 
-def best_rows(m: int, tile_n: int, vector: int, itemsize: int) -> int:
-    """Rows of a tile ``tile_n`` wide: as many as there are registers for, with little waste in the last tile."""
+def best_rows(m: int, tile_n: int, vector: int, itemsize: int, most: int = _MAX_TILE_M) -> int:
+    """Rows of a tile ``tile_n`` wide: as many as registers allow, up to ``most``, with little waste in the last tile."""
     registers = 32 if vector * itemsize == 64 else 16
     columns = -(-tile_n // vector)
-    most = max(1, min((registers - columns - 2) // columns, MAX_TILE_BYTES // (tile_n * itemsize), m))
+    most = max(1, min((registers - columns - 2) // columns, MAX_TILE_BYTES // (tile_n * itemsize), m, most))
     return min(range(max(1, most // 2), most + 1), key=lambda rows: (-(-m // rows) * rows * (1 + 1 / rows), -rows))
+
+
+def default_columns(line: int, depth: int, vector: int) -> str:
+    """Pixels where a line is made of whole vectors and little is computed for each that is stored."""
+    return "pixels" if vector and line % vector == 0 and depth <= _SHALLOW else "channels"
+
+
+def convolution_tilings(line: int, channels: int, vector: int, itemsize: int) -> list[MatmulTiling]:
+    """Widths and orders for a convolution of so many pixels a line and channels; rows are fitted when it is lowered."""
+    found = []
+    for width in (1, 2, 4):
+        if width > 1 and width * vector >= max(line, channels) + vector:
+            continue
+        rows = best_rows(max(line, channels), width * vector, vector, itemsize)
+        found += [MatmulTiling(rows, width * vector, True, order, 4) for order in ORDERS]
+    return found
 
 
 def tilings(m: int, n: int, vector: int, itemsize: int) -> list[MatmulTiling]:

@@ -14,12 +14,14 @@ from tvm import s_tir
 from tvm.s_tir import ScheduleError
 
 from raftune.dialects.tvm.lowering.builder import Stage
+from raftune.dialects.tvm.lowering.contraction import Contraction
 from raftune.dialects.tvm.lowering.lower import Lowered
 
 Schedule = Any
 Loop = Any
 
 _VECTORS_PER_STEP = 4
+_SHORT = 7
 
 
 def hand_schedule(lowered: Lowered, *, lanes: int, threads: int) -> Schedule:
@@ -58,6 +60,8 @@ def _keeps_rows(stages: list[Stage]) -> bool:
     tilings = [stage.tiling for stage in stages if stage.tiling is not None]
     product = next(stage.tensor.shape for stage in stages if stage.kind == "untile")
     stored = stages[-1].tensor.shape
+    if any(stage.contraction is not None and stage.contraction.shared for stage in stages):
+        return [int(n) for n in stored] == [int(n) for n in product]  # a convolution is stored in its own order or not at all
     return len(tilings) > 1 or len(stored) == len(product) or int(stored[-2]) % tilings[0].tile_m == 0
 
 
@@ -65,7 +69,9 @@ def _parts(stages: list[Stage]) -> list[list[Stage]]:
     """The stages in order, divided into tiled products (packing, tiles, what stores them) and what lies between those."""
     kinds = [stage.kind for stage in stages]
     if kinds.count("tile") == 1 and "untile" not in kinds:
-        return [stages]  # a product alone ends with what is computed of it, which may be several stages
+        # A product alone ends with what is computed of it, which may be several stages.
+        start = kinds.index("pack") if "pack" in kinds else kinds.index("tile")
+        return [part for part in (stages[:start], stages[start:]) if part]
     cuts = {0, len(stages)}
     for index, stage in enumerate(stages):
         if stage.kind == "tile":
@@ -102,6 +108,9 @@ def _standalone(sch: Schedule, stage: Stage, lanes: int, threads: int) -> None:
             _parallel(sch, spatial_loops[0], threads)
             sch.decompose_reduction(block, reduce_loops[0])
         return
+    if stage.kind == "frame":  # its conditions differ from lane to lane: LLVM masks the loads
+        _parallel(sch, sch.fuse(*spatial_loops[:2]), threads)
+        return
     _vectorize_map(sch, spatial_loops, lanes, threads)
 
 
@@ -133,9 +142,12 @@ def _gather_rows(sch: Schedule, stages: list[Stage], lanes: int, threads: int) -
     first = stages[0].tensor.shape
     rows = len(first) - (1 if stages[0].kind == "lanes" else 0)
     prefix = [int(n) for n in first[:rows]]
+    # The function's own order follows its outputs: nothing may lie between these, as it may read what they write.
+    blocks = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    start = blocks.index(stages[0].name)
     together = []
-    for stage in stages:
-        if [int(n) for n in stage.tensor.shape[:rows]] != prefix:
+    for stage, block in zip(stages, blocks[start:], strict=False):
+        if stage.name != block or [int(n) for n in stage.tensor.shape[:rows]] != prefix:
             break
         together.append(stage)
     if rows == 0 or len(together) < 2:
@@ -175,39 +187,65 @@ def _inside_row(sch: Schedule, stage: Stage, rows: int, lanes: int) -> None:
 def _tile(sch: Schedule, stages: list[Stage], threads: int) -> None:
     """A register tile of the product per step; its panel of the right operand is packed before the first step that needs it."""
     tile = next(s for s in stages if s.kind == "tile")
-    last, tiling = stages[-1], tile.tiling
+    last, tiling, contraction = stages[-1], tile.tiling, tile.contraction
     assert tiling is not None
+    assert contraction is not None
     block = sch.get_sblock(last.name)
-    *batch, i, j = sch.get_loops(block)
-    own = len(tile.tensor.shape) - 4
-    if len(batch) > own:  # the rows of the product are several dimensions of what is stored
-        batch, i = batch[:own], sch.fuse(*batch[own:], i)
-    exact_n = _extent(sch, j) % tiling.tile_n == 0
+    group, batch, i, j = _divided(sch, block, contraction)
+    exact_n = contraction.columns % tiling.tile_n == 0
     io, ii = sch.split(i, [None, tiling.tile_m])
     jo, ji = sch.split(j, [None, tiling.tile_n])
-    outer = [io, jo] if tiling.order == "mn" else [jo, io]
-    sch.reorder(*batch, *outer, ii, ji)
-    if exact_n:
+    # Vectors of columns are stored as such where columns are the innermost axis of what is stored.
+    vectors = contraction.column == len(contraction.shape) - 1
+    inner = [ii, ji] if vectors else [ji, ii]
+    panels_first = [jo, *batch, io] if contraction.shared else [*batch, jo, io]
+    outer = [*batch, io, jo] if tiling.order == "mn" else panels_first
+    sch.reorder(*group, *outer, *inner)
+    if exact_n and vectors:
         sch.vectorize(ji)
-    sch.compute_at(tile.name, outer[1], preserve_unit_loops=True)
+    sch.compute_at(tile.name, outer[-1], preserve_unit_loops=True)
     tile_block = sch.get_sblock(tile.name)
-    *_, mi, ni, k = sch.get_loops(tile_block)
-    steps = tiling.unroll_k if _extent(sch, k) % tiling.unroll_k == 0 else 1
-    ko, ki = sch.split(k, [None, steps])
-    sch.reorder(ko, ki, mi, ni)
+    depth = len(tile.tensor.op.reduce_axis)
+    *_, mi, ni = sch.get_loops(tile_block)[:-depth]
+    *steps, k = sch.get_loops(tile_block)[-depth:]
+    ko, ki = sch.split(k, [None, _unrolled(_extent(sch, k), tiling.unroll_k, depth)])
+    sch.reorder(*steps, ko, ki, mi, ni)
     sch.vectorize(ni)
     sch.unroll(mi)
     sch.unroll(ki)
     pack = next((s for s in stages if s.kind == "pack"), None)
     if pack is not None:
         if tiling.order == "nm":
-            sch.compute_at(pack.name, outer[0], preserve_unit_loops=True)
+            sch.compute_at(pack.name, jo, preserve_unit_loops=True)
         elif threads > 1:
             _parallel(sch, sch.fuse(*sch.get_loops(pack.name)[:-2]), threads)
         sch.vectorize(sch.get_loops(pack.name)[-1])
     if threads > 1:
-        _parallel(sch, sch.fuse(*batch, outer[0]), threads)
-    sch.decompose_reduction(tile_block, ko)
+        shared = outer.index(jo) if tiling.order == "nm" else len(outer) - 2
+        _parallel(sch, sch.fuse(*group, *outer[: shared + 1]), threads)
+    sch.decompose_reduction(tile_block, [*steps, ko][0])
+
+
+def _divided(sch: Schedule, block: Any, contraction: Contraction) -> tuple[list[Loop], list[Loop], Loop, Loop]:
+    """The loops over what is stored: groups of columns, all others, rows, and columns."""
+    loops = list(sch.get_loops(block))
+    more = len(loops) - len(contraction.shape)
+    if more > 0:  # the rows of the product are several dimensions of what is stored
+        rows = loops[contraction.row : contraction.row + more + 1]
+        loops[contraction.row : contraction.row + more + 1] = [sch.fuse(*rows)]
+    row, column = loops[contraction.row], loops[contraction.column]
+    group: list[Loop] = []
+    if contraction.groups > 1:
+        outer, column = sch.split(column, [contraction.groups, None])
+        group = [outer]
+    return group, [loops[a] for a in contraction.batch], row, column
+
+
+def _unrolled(extent: int, wanted: int, depth: int) -> int:
+    """Steps of the innermost sum that are written out: all of a short one within others, such as a kernel's width."""
+    if extent % wanted == 0:
+        return wanted
+    return extent if depth > 1 and extent <= _SHORT else 1
 
 
 def _parallel(sch: Schedule, loop: Loop, threads: int) -> None:
