@@ -61,6 +61,11 @@ class Dialect(ABC):
         del workload, count, seed
         return ()
 
+    def vary(self, workload: Workload, parents: Sequence[Config], count: int, seed: int) -> Sequence[Config]:
+        """Up to ``count`` further configs of that space, each near one of ``parents``. May be slow: runs in a worker."""
+        del workload, parents, count, seed
+        return ()
+
     @abstractmethod
     def build(self, workload: Workload, config: Config) -> Kernel:
         """Compile the candidate. ``config`` may be a stranger's: check it, and raise :class:`BuildError` with the value.

@@ -162,10 +162,21 @@ class Measurer:
         return [dataclasses.replace(results[candidate], cost_s=cost) for candidate in candidates]
 
     def sample(
-        self, workload: Workload, dialect_name: str, count: int, seed: int, *, timeout: float | None = None
+        self,
+        workload: Workload,
+        dialect_name: str,
+        count: int,
+        seed: int,
+        *,
+        parents: Sequence[Candidate] = (),
+        timeout: float | None = None,
     ) -> list[Candidate]:
-        """Up to ``count`` candidates from the dialect's sampled space, proposed in the worker; failing warns and gives none."""
+        """Up to ``count`` candidates from the dialect's sampled space, near ``parents`` if there are any.
+
+        They are proposed in the worker; failing warns and gives none.
+        """
         request = {"do": "sample", **self._common(workload), "dialect": dialect_name, "count": count, "seed": seed}
+        request["parents"] = [dict(parent.config) for parent in parents]
         try:
             reply = self._ask(request, timeout)
         except _Died as died:

@@ -29,7 +29,7 @@ from raftune.measure.failures import describe, status_of
 from raftune.measure.guard import ContentionGuard
 from raftune.measure.protocol import Channel, Message
 from raftune.measure.rematch import MIN_ROUNDS, interleave
-from raftune.measure.timer import time_call
+from raftune.measure.timer import best_of, time_call
 from raftune.measurement import Outcome, Policy, Status
 from raftune.memory import keep_pages
 from raftune.workload import Candidate, Workload
@@ -37,6 +37,8 @@ from raftune.workload import Candidate, Workload
 _KEPT_KERNELS = 256
 # References may be large, and the search goes to and fro between a few tasks.
 _KEPT_CHECKERS = 4
+# So many times slower than the default in its first calls, a candidate is not timed any further.
+_HOPELESS = 10.0
 _DISTURBED = "timed while something else used the processor"
 
 
@@ -127,6 +129,10 @@ class Worker:
         reference = self._build(workload, default)
         inputs = self._checker_of(workload).scratch()
         calls = [partial(kernel, *inputs) for kernel in (reference.kernel, built.kernel)]
+        first_us, usual_us = (best_of(call, 1) / 1e3 for call in reversed(calls))
+        if first_us > _HOPELESS * usual_us:
+            ratio = first_us / usual_us
+            return dataclasses.replace(result, time_us=ratio * default_us, repeats=1)
         short = dataclasses.replace(policy, rematch_rounds=MIN_ROUNDS)
         (found,) = interleave(calls[0], calls[1:], short, lambda _: None, self._guard)
         if found.ratio is None or found.ratio_high is None:
@@ -174,7 +180,11 @@ class Worker:
         try:
             dialect = registry.get(request["dialect"])
             self._warm_up(dialect.name)
-            configs = dialect.sample(workload, request["count"], request["seed"])
+            count, seed = request["count"], request["seed"]
+            if parents := request["parents"]:
+                configs = dialect.vary(workload, parents, count, seed)
+            else:
+                configs = dialect.sample(workload, count, seed)
             return {"candidates": [_candidate_json(registry.candidate(dialect, config)) for config in configs]}
         except (Exception, SystemExit) as error:  # a dialect's code: the parent reports that it proposed nothing
             return {"error": describe(error)}

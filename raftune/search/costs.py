@@ -13,7 +13,7 @@ from raftune.workload import Candidate
 _UNKNOWN_S = 0.0
 _LEAST_S = 0.01
 # Asking a dialect for samples: a schedule space has to be built. Not learned, as the log has no row for it.
-SAMPLING_S = 10.0
+SAMPLING_S = 3.0
 DEADLY = (Status.CRASH, Status.TIMEOUT, Status.OOM)
 """Outcomes that cost the worker its life, and the search a new one."""
 # The first measurement of a run pays for starting the workers: no default is taken to be this much dearer than usual.

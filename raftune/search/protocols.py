@@ -29,6 +29,13 @@ class Measurer(Protocol):
         """Time the candidates and the default in turns; one result a candidate, in order."""
 
     def sample(
-        self, workload: Workload, dialect_name: str, count: int, seed: int, *, timeout: float | None = None
+        self,
+        workload: Workload,
+        dialect_name: str,
+        count: int,
+        seed: int,
+        *,
+        parents: Sequence[Candidate] = (),
+        timeout: float | None = None,
     ) -> Sequence[Candidate]:
-        """Up to ``count`` candidates from the dialect's larger space; none after ``timeout`` seconds."""
+        """Up to ``count`` candidates from the dialect's larger space, near ``parents`` if given; none after ``timeout`` s."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from raftune.dialects.base import Dialect
 from raftune.measurement import Outcome, Status
@@ -14,12 +16,17 @@ from raftune.search.state import TaskState
 from raftune.search.strategies import PROMISING, Belief, Strategy, expected_gain
 from raftune.workload import Candidate
 
-# Candidates drawn at a time, and how many of them, the best by the strategy's rating, are tried.
+# Candidates drawn at a time, and how many are then tried: the best by the strategy's rating, and one that chance picks.
 _DRAWN = 24
 _TRIED = 6
+# The population is drawn at random and around the fastest that were measured; then the best by rating are varied so often.
+_PARENTS = 8
+_GENERATIONS = 2
 # Trials of a dialect in a task without an improvement of 1% after which it gets no more.
 _PATIENCE = 12
 _IMPROVEMENT = 0.99
+# Between the seeds of generations: those of draws follow each other.
+_STRIDE = 1_000_003
 # Sampling pays where the dialect's best is within this factor of the best known, or the default takes at most so long:
 # small kernels are cheap to try, and an unscheduled one says little about a scheduled one.
 _NEAR = 2.0
@@ -31,10 +38,13 @@ _NEAR_STD = 0.3
 class Sampler:
     """Decides from the results of a task, in their order, so that a later run with the same log decides the same."""
 
-    def __init__(self, dialects: Sequence[Dialect], strategy: Strategy, seed: int) -> None:
+    def __init__(
+        self, dialects: Sequence[Dialect], strategy: Strategy, seed: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._dialects = [d for d in dialects if type(d).sample is not Dialect.sample]
         self._strategy = strategy
         self._seed = seed
+        self._clock = clock
         self._draws: dict[tuple[str, str], int] = defaultdict(int)
         self._exhausted: set[tuple[str, str]] = set()
 
@@ -60,14 +70,39 @@ class Sampler:
         gain = self._gain(task, dialect) or 0.0
         seed = self._seed + _sampled(task, dialect) + self._draws[key]
         self._draws[key] += 1
-        drawn = dict.fromkeys(measurer.sample(task.workload, dialect, _DRAWN, seed, timeout=timeout))
-        fresh = [c for c in drawn if c.digest not in task.results and c not in task.pool and not task.is_retry(c)]
-        if not fresh:
+        deadline = self._clock() + timeout
+
+        def ask(parents: Sequence[Candidate], generation: int) -> list[Candidate]:
+            left = deadline - self._clock()
+            if left <= 0:
+                return []
+            return list(
+                measurer.sample(task.workload, dialect, _DRAWN, seed + generation * _STRIDE, parents=parents, timeout=left)
+            )
+
+        drawn = dict.fromkeys(ask((), 0))
+        if parents := _fastest(task, dialect):
+            drawn |= dict.fromkeys(ask(parents, 0))
+        rated = self._rated(task, drawn)
+        for generation in range(1, _GENERATIONS + 1):
+            if len({gain for gain, _ in rated}) < 2:
+                break  # nothing is known that tells them apart
+            drawn |= dict.fromkeys(ask([candidate for _, candidate in rated[:_PARENTS]], generation))
+            rated = self._rated(task, drawn)
+        chosen = []
+        if rated:
+            count = int(min(_TRIED, max(limit, 1), len(rated)))
+            chosen = [candidate for _, candidate in rated[: count - 1]]
+            chosen.append(random.Random(seed).choice([candidate for _, candidate in rated[count - 1 :]]))
+        else:
             self._exhausted.add(key)
-        rated = sorted(zip(self._strategy.gains(task, fresh), fresh, strict=True), key=lambda pair: -pair[0])
-        chosen = [candidate for _, candidate in rated[: int(min(_TRIED, max(limit, 1)))]]
         task.offer(chosen, gain)
         return chosen
+
+    def _rated(self, task: TaskState, drawn: Iterable[Candidate]) -> list[tuple[float, Candidate]]:
+        """Those not known yet, the most promising first."""
+        fresh = [c for c in drawn if c.digest not in task.results and c not in task.pool and not task.is_retry(c)]
+        return sorted(zip(self._strategy.gains(task, fresh), fresh, strict=True), key=lambda pair: -pair[0])
 
     def _gain(self, task: TaskState, dialect: str) -> float | None:
         default_us = task.default_us
@@ -91,6 +126,16 @@ class Sampler:
             return None
         gain = max(expected_gain(hope, bar) for hope in hopes) / (1 + idle / _TRIED)
         return gain if gain >= PROMISING else None
+
+
+def _fastest(task: TaskState, dialect: str) -> list[Candidate]:
+    """The fastest of the sampled candidates that were measured."""
+    timed = [
+        (outcome.time_us, candidate)
+        for candidate, outcome in task.results.values()
+        if candidate.dialect == dialect and candidate.digest not in task.enumerated and outcome.time_us is not None
+    ]
+    return [candidate for _, candidate in sorted(timed, key=lambda pair: pair[0])[:_PARENTS]]
 
 
 def _sampled(task: TaskState, dialect: str) -> int:

@@ -117,7 +117,7 @@ class _Search:
         self._learns = strategy is None
         self._strategy = strategy or self._model_guided()
         self._costs = Costs()
-        self._sampler = Sampler(enabled, self._strategy, seed)
+        self._sampler = Sampler(enabled, self._strategy, seed, clock)
         self._scheduler = Scheduler(self._states, self._strategy, self._sampler, self._costs)
         self._measured = self._rematched = 0
         self._recall()

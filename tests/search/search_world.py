@@ -56,6 +56,7 @@ class World:
         self.truths: dict[tuple[int, str, str], Truth] = {}
         self.dialects: dict[str, Dialect] = {}
         self.spaces: dict[str, Callable[[int, int], Sequence[Config]]] = {}
+        self.variations: dict[str, Callable[[Sequence[Config], int], Sequence[Config]]] = {}
         self.measurer = SimulatedMeasurer(self)
         self.add_dialect("aten", 100, lambda size: [{"formulation": "default"}])
         monkeypatch.setattr(registry, "installed", lambda: self.dialects)
@@ -137,6 +138,7 @@ class SimulatedMeasurer:
         self.measured: list[tuple[int, Candidate]] = []
         self.rematched: list[tuple[int, Candidate]] = []
         self.sampled: list[tuple[str, int]] = []
+        self.varied: list[tuple[Candidate, ...]] = []
         self.timeouts: list[float | None] = []
         self.die_after: int | None = None
         self.error: BaseException = RuntimeError("killed")
@@ -185,7 +187,18 @@ class SimulatedMeasurer:
         return found
 
     def sample(
-        self, workload: Workload, dialect_name: str, count: int, seed: int, *, timeout: float | None = None
+        self,
+        workload: Workload,
+        dialect_name: str,
+        count: int,
+        seed: int,
+        *,
+        parents: Sequence[Candidate] = (),
+        timeout: float | None = None,
     ) -> list[Candidate]:
+        if parents:
+            self.varied.append(tuple(parents))
+            vary = self.world.variations.get(dialect_name)
+            return [Candidate(dialect_name, "1.0", c) for c in (vary([p.config for p in parents], count) if vary else ())]
         self.sampled.append((dialect_name, workload.inputs[0].numel))
         return [Candidate(dialect_name, "1.0", c) for c in self.world.spaces[dialect_name](count, seed)]

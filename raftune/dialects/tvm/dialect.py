@@ -90,6 +90,17 @@ class TvmDialect(Dialect):
         lowered = lower(workload, Builder())
         return [{"schedule": "trace", "trace": t} for t in sample_traces(lowered, target.host_target(), count, seed)]
 
+    def vary(self, workload: Workload, parents: Sequence[Config], count: int, seed: int) -> Sequence[Config]:
+        """Schedules a mutation or two away from those traces that are among ``parents``."""
+        from raftune.dialects.tvm import target
+        from raftune.dialects.tvm.lowering.builder import Builder
+        from raftune.dialects.tvm.lowering.lower import lower
+        from raftune.dialects.tvm.schedule.space import vary_traces
+
+        traces = [config["trace"] for config in parents if config.get("schedule") == "trace"]
+        found = vary_traces(lower(workload, Builder()), target.host_target(), traces, count, seed)
+        return [{"schedule": "trace", "trace": trace} for trace in found]
+
     def build(self, workload: Workload, config: Config) -> Kernel:
         return make_kernel(workload, self._compiled(workload, config)["main"])
 

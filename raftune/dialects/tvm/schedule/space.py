@@ -6,8 +6,8 @@ import importlib
 import inspect
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -26,50 +26,103 @@ _ATTEMPTS_PER_TRACE = 8
 
 def sample_traces(lowered: Lowered, host: HostTarget, count: int, seed: int) -> list[Any]:
     """Up to ``count`` different traces that TVM's postprocessors accept, the same for the same seed."""
+    context = _context(lowered, host, seed)
     try:
-        spaces = _context(lowered, host, seed).generate_design_space()
+        spaces = context.generate_design_space()
     except ScheduleError:
         return []  # the rules do not cover every region, such as a product whose rows are then normalized
     rng = random.Random(seed)
-    found: dict[str, Any] = {}
-    for _ in range(count * _ATTEMPTS_PER_TRACE):
-        if len(found) == count:
-            break
-        space = spaces[rng.randrange(len(spaces))]
-        schedule = _schedule(lowered, seed=rng.randrange(1, 2**30))
-        try:
-            # Without its decisions a trace draws new ones from the schedule's own generator.
-            Trace(list(space.trace.insts), {}).apply_to_schedule(schedule, remove_postproc=True)
-            trace = _plain(schedule.trace.as_json(remove_postproc=True))
-            if repr(trace) in found or not _postprocess(lowered, host, schedule):
-                continue
-            check_size(schedule.mod, host.lanes())
-        except (ScheduleError, BuildError):
-            continue  # these decisions do not go together, or ask for too much code: draw again
-        found[repr(trace)] = trace
-    return list(found.values())
+
+    def draw() -> Trace:
+        # Without its decisions a trace draws new ones from the schedule's own generator.
+        return Trace(list(spaces[rng.randrange(len(spaces))].trace.insts), {})
+
+    return _accepted(lowered, host, context, draw, count, rng)
+
+
+def vary_traces(lowered: Lowered, host: HostTarget, parents: Sequence[Any], count: int, seed: int) -> list[Any]:
+    """Up to ``count`` traces, each one or two of MetaSchedule's mutations away from one of ``parents``."""
+    context = _context(lowered, host, seed)
+    traces = []
+    for parent in parents:
+        with suppress(BuildError):  # a recorded trace that no longer applies has no descendants
+            traces.append(_replayed(lowered, parent).trace)
+    mutators = list(context.space_generator.mutator_probs.items())
+    if not traces or not mutators:
+        return []
+    rng = random.Random(seed)
+
+    def mutate() -> Trace | None:
+        trace = traces[rng.randrange(len(traces))]
+        for _ in range(rng.choice((1, 1, 2))):
+            (mutator,) = rng.choices([m for m, _ in mutators], [float(weight) for _, weight in mutators])
+            trace = mutator.apply(trace) or trace
+        return trace
+
+    known = {repr(_plain(trace.as_json(remove_postproc=True))) for trace in traces}
+    return _accepted(lowered, host, context, mutate, count, rng, known)
 
 
 def replay(lowered: Lowered, host: HostTarget, trace: Any) -> Any:
     """The schedule that a trace of :func:`sample_traces` describes; raises :class:`BuildError` if it does not fit."""
+    schedule = _replayed(lowered, trace)
+    try:
+        accepted = _postprocess(_context(lowered, host, 1), schedule)
+    except Exception as error:  # as below
+        raise BuildError(f"trace cannot be finished: {type(error).__name__}: {str(error)[:500]}") from error
+    if not accepted:
+        raise BuildError("TVM's postprocessors refuse the trace")
+    return schedule
+
+
+def _replayed(lowered: Lowered, trace: Any) -> Any:
     check_trace(trace)
     schedule = _schedule(lowered, seed=1)
     try:
         Trace.apply_json_to_schedule(trace, schedule)
-        accepted = _postprocess(lowered, host, schedule)
     except Exception as error:  # TVM raises whatever its checks met: here it becomes a failed candidate
         raise BuildError(f"trace does not apply: {type(error).__name__}: {str(error)[:500]}") from error
-    if not accepted:
-        raise BuildError("TVM's postprocessors refuse the trace")
     return schedule
+
+
+def _accepted(
+    lowered: Lowered,
+    host: HostTarget,
+    context: Any,
+    propose: Callable[[], Trace | None],
+    count: int,
+    rng: random.Random,
+    known: Iterable[str] = (),
+) -> list[Any]:
+    """Different proposals, as JSON, that can be scheduled and are not too much code."""
+    seen = set(known)
+    found: list[Any] = []
+    for _ in range(count * _ATTEMPTS_PER_TRACE):
+        if len(found) == count:
+            break
+        proposal = propose()
+        schedule = _schedule(lowered, seed=rng.randrange(1, 2**30))
+        if proposal is None:
+            continue
+        try:
+            proposal.apply_to_schedule(schedule, remove_postproc=True)
+            trace = _plain(schedule.trace.as_json(remove_postproc=True))
+            if repr(trace) in seen or not _postprocess(context, schedule):
+                continue
+            check_size(schedule.mod, host.lanes())
+        except (ScheduleError, BuildError):
+            continue  # these decisions do not go together, or ask for too much code: draw again
+        seen.add(repr(trace))
+        found.append(trace)
+    return found
 
 
 def _schedule(lowered: Lowered, seed: int) -> Any:
     return s_tir.Schedule(lowered.function, seed=seed, error_render_level="none")
 
 
-def _postprocess(lowered: Lowered, host: HostTarget, schedule: Any) -> bool:
-    return all(step.apply(schedule) for step in _context(lowered, host, 1).space_generator.postprocs)
+def _postprocess(context: Any, schedule: Any) -> bool:
+    return all(step.apply(schedule) for step in context.space_generator.postprocs)
 
 
 def load() -> None:
@@ -111,7 +164,14 @@ def _context(lowered: Lowered, host: HostTarget, seed: int) -> Any:
         rule.RandomComputeLocation(),
     ]
     postprocs = [post.DisallowDynamicLoop(), post.RewriteParallelVectorizeUnroll(), post.RewriteReductionBlock()]
-    generator = ms.space_generator.PostOrderApply(sch_rules=rules, postprocs=postprocs, mutator_probs={})
+    mutate = ms.mutator
+    mutators = {
+        mutate.MutateTileSize(): 0.85,
+        mutate.MutateComputeLocation(): 0.05,
+        mutate.MutateUnroll(): 0.05,
+        **({mutate.MutateParallel(max_jobs_per_core=jobs): 0.05} if jobs > 0 else {}),
+    }
+    generator = ms.space_generator.PostOrderApply(sch_rules=rules, postprocs=postprocs, mutator_probs=mutators)
     return ms.TuneContext(
         lowered.function, target=host.target, space_generator=generator, rand_state=max(1, seed % 2**30), num_threads=1
     )
