@@ -23,7 +23,7 @@ _TRIED = 6
 _PARENTS = 8
 _GENERATIONS = 2
 # Trials of a dialect in a task without an improvement of 1% after which it gets no more.
-_PATIENCE = 12
+_PATIENCE = 24
 _IMPROVEMENT = 0.99
 # Between the seeds of generations: those of draws follow each other.
 _STRIDE = 1_000_003

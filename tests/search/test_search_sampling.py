@@ -22,11 +22,11 @@ def test_sampling_stops_where_it_does_not_improve(world: World) -> None:
     result = world.tune({1: 1})
     assert result.stopped is Stop.FINISHED
     sampled = [c for _, c in world.measurer.measured if c.config.get("schedule", -1) >= 0]
-    assert len(sampled) == len(set(sampled)) == 12
+    assert len(sampled) == len(set(sampled)) == 24
     assert result.tasks[0].best_us == 70.0
     again = world.tune({1: 1})
-    assert (again.measured, again.hits) == (0, 14)
-    assert len(world.measurer.sampled) == 2
+    assert (again.measured, again.hits) == (0, 26)
+    assert len(world.measurer.sampled) == 4
 
 
 def test_a_sampled_space_that_stalls_a_worker_is_left_alone(world: World) -> None:

@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from tvm import s_tir
@@ -22,6 +22,8 @@ from raftune.dialects.tvm.target import HostTarget
 
 _MAX_JOBS_PER_CORE = 16
 _ATTEMPTS_PER_TRACE = 8
+# Most of the time of importing the intrinsics goes into those of graphics processors, which no processor's space uses.
+_NO_INTRINSICS = ("tvm.s_tir.tensor_intrin.cuda", "tvm.s_tir.tensor_intrin.rocm")
 
 
 def sample_traces(lowered: Lowered, host: HostTarget, count: int, seed: int) -> list[Any]:
@@ -126,8 +128,8 @@ def _postprocess(context: Any, schedule: Any) -> bool:
 
 
 def load() -> None:
-    """Import MetaSchedule and its intrinsics once, some seconds instead of half a minute; every TuneContext does it too."""
-    with _cheap_stack():
+    """Import MetaSchedule and its intrinsics once, a second instead of half a minute; every TuneContext does it too."""
+    with _cheap_stack(), _without(*_NO_INTRINSICS):
         importlib.import_module("tvm.s_tir.tensor_intrin")
         importlib.import_module("tvm.s_tir.meta_schedule")
 
@@ -175,6 +177,19 @@ def _context(lowered: Lowered, host: HostTarget, seed: int) -> Any:
     return ms.TuneContext(
         lowered.function, target=host.target, space_generator=generator, rand_state=max(1, seed % 2**30), num_threads=1
     )
+
+
+@contextmanager
+def _without(*names: str) -> Iterator[None]:
+    """Importing these modules does nothing meanwhile; afterwards it does, as if nobody had asked before."""
+    stubs = {name: ModuleType(name) for name in names if name not in sys.modules}
+    sys.modules.update(stubs)
+    try:
+        yield
+    finally:
+        for name, stub in stubs.items():
+            if sys.modules.get(name) is stub:
+                del sys.modules[name]
 
 
 @contextmanager
