@@ -89,6 +89,9 @@ def _dialect_names(_context: click.Context, _parameter: click.Parameter, value: 
 @click.option("--threads", type=click.IntRange(min=1), help="Intra-op threads [default: PyTorch's].")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--dry-run", is_flag=True, help="List tasks and candidate counts, measure nothing.")
+@click.option(
+    "--simulate", type=click.Path(dir_okay=False), help="Search in this recorded log instead of on this machine; keep nothing."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tune_model_command(
     target: str,
@@ -101,6 +104,7 @@ def tune_model_command(
     threads: int | None,
     seed: int,
     dry_run: bool,
+    simulate: str | None,
     as_json: bool,
 ) -> None:
     """Tune every operator of TARGET's step and race the result against PyTorch.
@@ -111,7 +115,15 @@ def tune_model_command(
     with _user_errors():
         from raftune import display
         from raftune.search import Budget, Stop
-        from raftune.tuning import ModelRequest, check_request, dry_run_counts, prepare, tune_model
+        from raftune.tuning import (
+            ModelOutcome,
+            ModelRequest,
+            check_request,
+            dry_run_counts,
+            prepare,
+            simulate_model,
+            tune_model,
+        )
 
         limit = Budget.parse(budget, trials)
         request = ModelRequest(target, mode=mode, optimizer=optimizer, threads=threads, dialects=dialects, seed=seed)
@@ -122,6 +134,10 @@ def tune_model_command(
                 click.echo(json.dumps({"tasks": tasks}))
             else:
                 display.print_tasks(rows)
+            return
+        if simulate is not None:
+            result = simulate_model(request, Path(simulate), limit)
+            click.echo(json.dumps(ModelOutcome(result, None).to_json())) if as_json else display.print_result(result, None)
             return
         check_request(request, Path(log_path))
         click.echo(f"capturing {target} ({mode}) ...", err=True)

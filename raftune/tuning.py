@@ -30,7 +30,7 @@ from raftune.measure.race import RaceResult
 from raftune.measurement import Policy
 from raftune.models import Target
 from raftune.racing import race_in_child
-from raftune.search import Budget, Progress, Racing, Stop, TuneResult, tune
+from raftune.search import Budget, Progress, Racing, Recording, Stop, TuneResult, simulate, tune
 from raftune.targets import TargetError, load_target, with_optimizer
 from raftune.workload import Workload
 
@@ -184,6 +184,17 @@ def tune_model(
         progress(Racing(patience_s))
     raced = race_in_child(task, log_path, prepared.device.threads, patience_s)
     return ModelOutcome(result, raced.race, raced.failure)
+
+
+def simulate_model(request: ModelRequest, recorded: Path, budget: Budget) -> TuneResult:
+    """Search in the log ``recorded`` for those of the target's tasks that it has; nothing is measured, raced or kept.
+
+    Raises as :func:`prepare` does, and :class:`~raftune.log.LogError`.
+    """
+    with TuningLog(recorded, read_only=True) as log:
+        recording = Recording(log)
+    tasks = prepare(replace(request, dialects=None)).tasks
+    return simulate(recording, tasks=tasks, budget=budget, dialects=request.dialects, seed=request.seed)
 
 
 def loaded(request: ModelRequest) -> Target:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ ENTRY_POINT_GROUP = "raftune.dialects"
 DEFAULT_DIALECT = "aten"
 
 _preference: ContextVar[tuple[str, ...] | None] = ContextVar("raftune_dialects", default=None)
+_stand_ins: ContextVar[Mapping[str, Dialect] | None] = ContextVar("raftune_stand_ins", default=None)
 
 
 class UnknownDialect(LookupError):
@@ -51,10 +52,26 @@ def installed() -> dict[str, Dialect]:
 
 def get(name: str) -> Dialect:
     """The dialect called ``name``; raises :class:`UnknownDialect` with the installed names."""
+    present = _present()
     try:
-        return installed()[name]
+        return present[name]
     except KeyError:
-        raise UnknownDialect(f"unknown dialect {name!r}; installed: {', '.join(installed())}") from None
+        raise UnknownDialect(f"unknown dialect {name!r}; installed: {', '.join(present)}") from None
+
+
+def _present() -> Mapping[str, Dialect]:
+    stand_ins = _stand_ins.get()
+    return installed() if stand_ins is None else stand_ins
+
+
+@contextmanager
+def standing_in(dialects: Sequence[Dialect]) -> Iterator[None]:
+    """Within the block exactly ``dialects``, highest priority first, are there instead of the installed ones."""
+    token = _stand_ins.set({dialect.name: dialect for dialect in dialects})
+    try:
+        yield
+    finally:
+        _stand_ins.reset(token)
 
 
 def enabled() -> list[Dialect]:
@@ -63,7 +80,7 @@ def enabled() -> list[Dialect]:
     The default dialect is always among them, since a default must exist for every workload.
     """
     names = _preference.get()
-    chosen = list(installed()) if names is None else [*names, *([DEFAULT_DIALECT] if DEFAULT_DIALECT not in names else [])]
+    chosen = list(_present()) if names is None else [*names, *([DEFAULT_DIALECT] if DEFAULT_DIALECT not in names else [])]
     return [d for d in map(get, chosen) if d.unavailable() is None]
 
 

@@ -6,6 +6,7 @@ The last writer to close it turns it back into one self-contained file that can 
 
 from __future__ import annotations
 
+import lzma
 import sqlite3
 import warnings
 from pathlib import Path
@@ -18,6 +19,9 @@ from raftune.log.schema import back_up, check_ours, check_writable_version, late
 # How long a writer waits for another one. A transaction here takes milliseconds; a slow network disk may take seconds.
 BUSY_SECONDS = 30.0
 
+COMPRESSED = ".xz"
+_MOST_UNPACKED = 1 << 30
+
 # Write-ahead mode shares memory between its users, which does not work across machines (https://sqlite.org/wal.html).
 _NETWORK_FILE_SYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "sshfs"]
@@ -27,6 +31,8 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 def open_for_writing(path: Path) -> Database:
     """Open, create or upgrade the log. Raises :class:`LogError`; a file that is not a tuning log is never changed."""
     _check_place(path)
+    if path.suffix == COMPRESSED:
+        raise LogError(f"tuning log {path} is compressed and can only be read: unpack it first")
     if not path.parent.is_dir():
         raise LogError(f"cannot create tuning log {path}: folder {path.parent} does not exist")
     try:
@@ -50,12 +56,15 @@ def open_for_writing(path: Path) -> Database:
 
 
 def open_for_reading(path: Path) -> Database:
-    """Open the log without ever writing to it; raises :class:`LogError`. An older log is upgraded in a copy in memory."""
+    """Open the log without ever writing to it; raises :class:`LogError`. An older log is upgraded in a copy in memory.
+
+    A file that ends in ``.xz`` is a compressed log, and is read into memory.
+    """
     _check_place(path)
     if not path.exists():
         raise LogError(f"there is no tuning log {path}")
     try:
-        db = _connect_read_only(path)
+        db = _unpacked(path) if path.suffix == COMPRESSED else _connect_read_only(path)
     except sqlite3.Error as error:
         raise LogError(f"cannot read tuning log {path}: {error}") from error
     try:
@@ -111,6 +120,20 @@ def _prepare(connection: sqlite3.Connection) -> Database:
         connection.close()
         raise
     return db
+
+
+def _unpacked(path: Path) -> Database:
+    try:
+        with lzma.open(path) as file:
+            content = file.read(_MOST_UNPACKED + 1)
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise LogError(f"cannot unpack tuning log {path}: {error}") from error
+    if len(content) > _MOST_UNPACKED:
+        raise LogError(f"tuning log {path} unpacks to more than {_MOST_UNPACKED >> 20} MB: unpack it to a file first")
+    memory = sqlite3.connect(":memory:", check_same_thread=False)
+    # The header of a log that was copied while it was being written asks for side files, which memory does not have.
+    memory.deserialize(content[:18] + b"\x01\x01" + content[20:])
+    return _prepare(memory)
 
 
 def _connect_read_only(path: Path) -> Database:

@@ -2,6 +2,7 @@
 
 from raftune.search.budget import Budget, InvalidBudget, parse_duration
 from raftune.search.events import Event, Measured, Progress, Racing, Rematched, Sampled, SearchStarted, TaskStarted
+from raftune.search.replay import Recording, simulate
 from raftune.search.result import Stop, TaskResult, TaskStatus, TuneResult
 from raftune.search.strategies import Exhaustive, ModelGuided, Random, Strategy
 from raftune.search.tuner import tune
@@ -16,6 +17,7 @@ __all__ = [
     "Progress",
     "Racing",
     "Random",
+    "Recording",
     "Rematched",
     "Sampled",
     "SearchStarted",
@@ -26,5 +28,6 @@ __all__ = [
     "TaskStatus",
     "TuneResult",
     "parse_duration",
+    "simulate",
     "tune",
 ]

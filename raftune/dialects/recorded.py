@@ -1,0 +1,89 @@
+"""Stands in for a dialect in a simulation: its candidates are those that a log recorded, and nothing is ever built."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from raftune.dialects.base import BuildError, Dialect, Kernel
+from raftune.workload import Candidate, Config, Workload, canonical_json
+
+
+class RecordedDialect(Dialect):
+    """Made by :func:`recorded_dialect`, as a dialect's name belongs to its class."""
+
+    def __init__(self, version: str, listed: Mapping[str, Sequence[Config]], sampled: Mapping[str, Sequence[Config]]) -> None:
+        self._version = version
+        self._listed = listed
+        self._sampled = sampled
+
+    def version(self) -> str:
+        return self._version
+
+    def supports(self, workload: Workload) -> bool:
+        return workload.digest in self._listed or workload.digest in self._sampled
+
+    def candidates(self, workload: Workload) -> Sequence[Config]:
+        return self._listed.get(workload.digest, ())
+
+    def sample(self, workload: Workload, count: int, seed: int) -> Sequence[Config]:
+        recorded = self._sampled.get(workload.digest, ())
+        return random.Random(seed).sample(list(recorded), min(count, len(recorded)))
+
+    def vary(self, workload: Workload, parents: Sequence[Config], count: int, seed: int) -> Sequence[Config]:
+        """Those recorded that differ in the fewest of their values from one of ``parents``."""
+        known = {canonical_json(dict(parent)) for parent in parents}
+        origins = [_values(parent) for parent in parents]
+        others = [config for config in self._sampled.get(workload.digest, ()) if canonical_json(dict(config)) not in known]
+        random.Random(seed).shuffle(others)
+        distance = {id(config): min(_distance(_values(config), origin) for origin in origins) for config in others}
+        return sorted(others, key=lambda config: distance[id(config)])[:count]
+
+    def build(self, workload: Workload, config: Config) -> Kernel:
+        raise BuildError(f"{self.name} is a recording: {workload.op} with config {dict(config)!r:.100} cannot be built from it")
+
+
+def recorded_dialect(
+    name: str, priority: int, candidates: Mapping[Workload, Sequence[Candidate]], installed: Dialect | None
+) -> RecordedDialect:
+    """The dialect ``name`` as it was recorded, all of one version; a workload's default is the first of its candidates.
+
+    What the ``installed`` dialect, if there is one, would list is listed; the rest is what it once sampled.
+    """
+    listed: dict[str, list[Config]] = {}
+    sampled: dict[str, list[Config]] = {}
+    version = ""
+    for workload, recorded in candidates.items():
+        lists = installed.candidates(workload) if installed is not None and installed.supports(workload) else ()
+        texts = {canonical_json(dict(config)) for config in lists}
+        for position, candidate in enumerate(recorded):
+            version = candidate.version
+            is_listed = installed is None or position == 0 or candidate.canonical_config in texts
+            (listed if is_listed else sampled).setdefault(workload.digest, []).append(candidate.config)
+    cls = type(f"Recorded_{name}", (RecordedDialect,), {"name": name, "priority": priority})
+    dialect: RecordedDialect = cls(version, listed, sampled)
+    return dialect
+
+
+def _values(config: Config) -> Counter[str]:
+    """Every place in a config with its value."""
+    found: Counter[str] = Counter()
+
+    def visit(value: object, path: str) -> None:
+        if isinstance(value, Mapping):
+            for key, part in value.items():
+                visit(part, f"{path}.{key}")
+        elif isinstance(value, list | tuple):
+            for position, part in enumerate(value):
+                visit(part, f"{path}.{position}")
+        else:
+            found[f"{path}={json.dumps(value)}"] += 1
+
+    visit(config, "")
+    return found
+
+
+def _distance(one: Counter[str], other: Counter[str]) -> int:
+    return sum((one - other).values()) + sum((other - one).values())
