@@ -138,6 +138,39 @@ def test_what_a_log_holds_is_printed_as_text(run, odd_log):
     assert "a [/b] model" in result.stdout
 
 
+def test_a_simulation_needs_a_recording_of_the_model(run, tmp_path):
+    assert "there is no tuning log" in one_line_error(run("tune", "model", "tiny.py:make", "--simulate", "none.sqlite"))
+    with TuningLog(tmp_path / "empty.sqlite"):
+        pass
+    assert "nothing to simulate" in one_line_error(run("tune", "model", "tiny.py:make", "--simulate", "empty.sqlite"))
+    workload = workload_from_call(torch.ops.aten.relu.default, (torch.randn(3, 5),), {})
+    with TuningLog(tmp_path / "other.sqlite") as log:
+        default = Candidate("aten", "1.0", {"formulation": "default"})
+        outcome = Outcome(Status.OK, 9.0, 8.9, 9.1, cost_s=0.5)
+        log.record(workload, default, Device("cpu", "recorded", 1, (), 1), Policy(), outcome, is_default=True)
+    assert "none of the tasks" in one_line_error(run("tune", "model", "tiny.py:make", "--simulate", "other.sqlite"))
+    assert not (tmp_path / "raftune.sqlite").exists()
+
+
+def test_a_recorded_model_is_simulated_in_no_time(run, tmp_path):
+    log = tmp_path / "recorded.sqlite"
+    assert (
+        run(
+            "tune", "model", "tiny.py:make", "--log", log, "--trials", 60, "--dialects", "aten,onednn", "--threads", 1
+        ).exit_code
+        == 0
+    )
+    before = log.read_bytes()
+    result = run("tune", "model", "tiny.py:make", "--simulate", log, "--json", "--threads", 1)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["race"] is None
+    assert found["measured"] > 0
+    assert {task["status"] for task in found["tasks"]} <= {"won", "default"}
+    assert log.read_bytes() == before
+    assert not (tmp_path / "raftune.sqlite").exists()
+
+
 @pytest.mark.parametrize("stdout", ["ascii", "full"])
 def test_output_that_cannot_be_written_as_it_is_gives_no_traceback(odd_log, stdout):
     command = [sys.executable, "-m", "raftune.cli", "log", "show", str(odd_log)]

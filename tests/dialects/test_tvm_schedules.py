@@ -175,6 +175,34 @@ def test_another_seed_draws_other_schedules() -> None:
     assert sampled(PRODUCT, 3, seed=1) != sampled(PRODUCT, 3, seed=2)
 
 
+def test_variations_differ_from_their_parents_and_are_right() -> None:
+    parents = sampled(PRODUCT, 2, seed=1)
+    children = [json.loads(json.dumps(config)) for config in DIALECT.vary(PRODUCT, parents, 4, seed=1)]
+    assert len({json.dumps(config) for config in [*parents, *children]}) == 2 + len(children)
+    assert len(children) == 4
+    instructions = {json.dumps(config["trace"][0]) for config in parents}
+    assert any(json.dumps(config["trace"][0]) in instructions for config in children)
+    for config in children:
+        torch.testing.assert_close(DIALECT.build(PRODUCT, config)(LEFT, RIGHT), LEFT @ RIGHT, rtol=1e-5, atol=1e-5)
+    assert children == [json.loads(json.dumps(config)) for config in DIALECT.vary(PRODUCT, parents, 4, seed=1)]
+
+
+def test_what_no_longer_applies_has_no_variations() -> None:
+    of_another = sampled(workload_from_call(aten.gelu.default, (torch.randn(6, 20),), {}), 1, seed=1)
+    assert DIALECT.vary(PRODUCT, [{"schedule": "default"}], 4, seed=1) == []
+    for config in DIALECT.vary(PRODUCT, of_another, 2, seed=1):
+        torch.testing.assert_close(DIALECT.build(PRODUCT, config)(LEFT, RIGHT), LEFT @ RIGHT, rtol=1e-5, atol=1e-5)
+
+
+def test_intrinsics_that_were_not_imported_can_be_later() -> None:
+    code = (
+        "from raftune.dialects.tvm.schedule import space; space.load(); import sys; from importlib.util import find_spec;"
+        "assert not set(space._NO_INTRINSICS) & set(sys.modules);"
+        "assert all(find_spec(name).origin.endswith('.py') for name in space._NO_INTRINSICS)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     "config",
     [

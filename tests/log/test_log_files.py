@@ -1,5 +1,6 @@
 """Files of every kind: foreign, damaged, older, newer, read-only, on a network."""
 
+import lzma
 import os
 import shutil
 import sqlite3
@@ -305,3 +306,34 @@ def test_works_without_torch_and_from_a_wheel_layout(path, tmp_path):
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), str(path), str(installed)], env=environment, cwd=tmp_path, check=True
     )
+
+
+def compressed(path):
+    packed = path.with_name(path.name + ".xz")
+    packed.write_bytes(lzma.compress(path.read_bytes()))
+    return packed
+
+
+def test_a_compressed_log_is_read_and_never_written(path):
+    packed = compressed(filled(path))
+    before = packed.read_bytes()
+    with TuningLog(packed, read_only=True) as log:
+        assert log.outcomes(matmul(), DEVICE, POLICY).keys() == {DEFAULT.digest}
+        assert log.winner(matmul(), DEVICE).time_us == 100.0
+    with pytest.raises(LogError, match="can only be read"):
+        TuningLog(packed)
+    assert packed.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"no archive", lzma.compress(b"x" * 5000)[:-20], lzma.compress(b"no database" * 300), b""])
+def test_a_damaged_compressed_log_is_one_clear_error(tmp_path, content):
+    packed = tmp_path / "log.sqlite.xz"
+    packed.write_bytes(content)
+    with pytest.raises(LogError, match=r"log\.sqlite\.xz"):
+        TuningLog(packed, read_only=True)
+
+
+def test_a_log_that_unpacks_without_end_is_refused(path, monkeypatch):
+    monkeypatch.setattr(connection, "_MOST_UNPACKED", 1 << 12)
+    with pytest.raises(LogError, match="unpacks to more than"):
+        TuningLog(compressed(filled(path)), read_only=True)

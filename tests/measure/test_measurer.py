@@ -81,6 +81,15 @@ def test_a_right_candidate_is_timed(measurer: Measurer, relu: Workload) -> None:
         assert outcome.repeats >= 3
 
 
+def test_a_hopeless_candidate_is_recorded_without_a_race(measurer: Measurer, relu: Workload) -> None:
+    outcome = measurer.measure(relu, hostile("sleeps"), default=(RIGHT, 2.0))
+    assert outcome.status in RAN, outcome.message
+    if outcome.status is Status.OK:
+        assert outcome.repeats == 1
+        assert outcome.low_us is outcome.high_us is None
+        assert outcome.time_us > 20.0
+
+
 def test_printing_does_not_disturb_the_conversation(measurer: Measurer, relu: Workload) -> None:
     assert measurer.measure(relu, hostile("noisy_printer")).status in RAN
 

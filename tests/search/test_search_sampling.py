@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from search_world import World
@@ -77,3 +78,33 @@ def test_a_noisy_machine_does_not_sample_for_ever(world: World) -> None:
             world.set(1, "deep", {"schedule": 1000 * seed + i}, status=Status.NOISY)
     result = world.tune({1: 1})
     assert result.measured == 2 + 2 * 6
+
+
+def test_samples_evolve_from_the_fastest(world: World) -> None:
+    """Draws never come below 80; only children of children do, each a little faster than its parent."""
+    world.add_dialect("deep", 50, lambda size: [{"schedule": -1}], sampled_space)
+    world.set(1, "deep", {"schedule": -1}, time_us=90.0)
+    for seed in range(200):
+        for i in range(24):
+            world.set(1, "deep", {"schedule": 1000 * seed + i}, time_us=80.0 + i)
+    generations: dict[int, int] = {}
+
+    def children(parents: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+        found = []
+        for parent in parents[: count // 2]:
+            origin = parent["schedule"]
+            depth = generations.get(origin, 0) + 1
+            child = {"schedule": 10**6 * depth + origin % 10**6}
+            generations[child["schedule"]] = depth
+            world.set(1, "deep", child, time_us=max(80.0 - 4 * depth, 60.0))
+            found.append(child)
+        return found
+
+    world.variations["deep"] = children
+    result = world.tune({1: 1})
+    assert result.tasks[0].best_us is not None
+    assert result.tasks[0].best_us <= 68.0
+    fastest = {c: t.time_us for (_, d, c), t in world.truths.items() if d == "deep"}
+    last = [fastest[c.canonical_config] for c in world.measurer.varied[-1]]
+    assert last == sorted(last)
+    assert last[0] == result.tasks[0].best_us
