@@ -80,9 +80,9 @@ class Sampler:
                 measurer.sample(task.workload, dialect, _DRAWN, seed + generation * _STRIDE, parents=parents, timeout=left)
             )
 
-        drawn = dict.fromkeys(ask((), 0))
-        if parents := _fastest(task, dialect):
-            drawn |= dict.fromkeys(ask(parents, 0))
+        # Variations first: where nothing tells the candidates apart, the order does.
+        parents = _fastest(task, dialect)
+        drawn = dict.fromkeys([*(ask(parents, 0) if parents else ()), *ask((), 0)])
         rated = self._rated(task, drawn)
         for generation in range(1, _GENERATIONS + 1):
             if len({gain for gain, _ in rated}) < 2:

@@ -52,7 +52,7 @@ def test_a_simulation_finds_what_was_recorded_and_measures_nothing(recorded: Wor
     assert recorded.measurer.measured == recorded.measurer.rematched == []
     assert recorded.path.read_bytes() == before
     costs = [event.outcome.cost_s for event in trials if isinstance(event, Measured)]
-    assert result.seconds >= sum(costs) == pytest.approx(0.5 * len(costs), abs=8.0)
+    assert result.seconds >= sum(costs) >= 0.5 * len(costs) > 0
 
 
 def test_a_simulation_is_the_same_again_and_keeps_to_its_budget(recorded: World) -> None:

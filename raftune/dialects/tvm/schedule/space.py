@@ -53,12 +53,14 @@ def vary_traces(lowered: Lowered, host: HostTarget, parents: Sequence[Any], coun
     if not traces or not mutators:
         return []
     rng = random.Random(seed)
+    from tvm.s_tir.meta_schedule import _ffi_api
 
     def mutate() -> Trace | None:
         trace = traces[rng.randrange(len(traces))]
         for _ in range(rng.choice((1, 1, 2))):
             (mutator,) = rng.choices([m for m, _ in mutators], [float(weight) for _, weight in mutators])
-            trace = mutator.apply(trace) or trace
+            # As Mutator.apply, which draws from a generator that nobody can seed.
+            trace = _ffi_api.MutatorApply(mutator, trace, rng.randrange(1, 2**30)) or trace
         return trace
 
     known = {repr(_plain(trace.as_json(remove_postproc=True))) for trace in traces}
