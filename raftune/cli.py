@@ -137,7 +137,10 @@ def tune_model_command(
             return
         if simulate is not None:
             result = simulate_model(request, Path(simulate), limit)
-            click.echo(json.dumps(ModelOutcome(result, None).to_json())) if as_json else display.print_result(result, None)
+            if as_json:
+                click.echo(json.dumps(ModelOutcome(result, None).to_json()))
+            else:
+                display.print_result(result, None)
             return
         check_request(request, Path(log_path))
         click.echo(f"capturing {target} ({mode}) ...", err=True)

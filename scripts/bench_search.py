@@ -45,9 +45,13 @@ def main() -> int:
         parser.error(str(error))
     exit_on_terminate()
     trials = list(options.trials)
+
+    def is_wanted(row: Row) -> bool:
+        return row["workload"] in names and row["trials"] == trials and row["seed"] == options.seed
+
     failed = []
     for name in names:
-        if any(row["workload"] == name and row["trials"] == trials for row in rows):
+        if any(row["workload"] == name for row in rows if is_wanted(row)):
             continue
         print(f"{name} ...", file=sys.stderr)
         row = run_one(name, options.seed, trials)
@@ -58,7 +62,7 @@ def main() -> int:
         print(line(row), file=sys.stderr)
         if options.output:
             save_rows(options.output, rows)
-    wanted = [row for row in rows if row["workload"] in names and row["trials"] == trials]
+    wanted = [row for row in rows if is_wanted(row)]
     summary = summarize(wanted, trials) | {"failed": failed}
     print(json.dumps(summary | {"rows": wanted}) if options.as_json else report(wanted, summary))
     return 1 if failed else 0

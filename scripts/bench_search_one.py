@@ -42,14 +42,13 @@ def main() -> int:
     name, seed, *budgets = sys.argv[1:]
     trials = [int(budget) for budget in budgets]
     workload = bench_search_workloads.workload(name)
-    row: dict[str, Any] = {"workload": name, "trials": trials}
+    row: dict[str, Any] = {"workload": name, "trials": trials, "seed": int(seed)}
     ours, stock = tune_ours(workload, max(trials), int(seed)), tune_stock(workload, max(trials), int(seed))
     row |= {"raftune_s": ours.seconds, "stock_s": stock.seconds, "raftune_trials": ours.made, "stock_trials": stock.made}
-    best_of_all = ours.best(max(trials), lambda candidate: True)
-    kernels = {"any dialect": best_of_all()}
+    kernels = {"any dialect": ours.best(max(trials))}
     for count in trials:
-        kernels[f"raftune {count}"] = ours.best(count, lambda candidate: candidate.dialect == DIALECT)()
-        kernels[f"stock {count}"] = stock.best(count, lambda record: True)()
+        kernels[f"raftune {count}"] = ours.best(count, lambda candidate: candidate.dialect == DIALECT)
+        kernels[f"stock {count}"] = stock.best(count)
     default = registry.candidates(workload)[0]
     inputs = make_inputs(workload, 0)
     calls = [partial(kernel, *inputs) for kernel in kernels.values()]
@@ -73,9 +72,10 @@ class Trials:
         self._trials = trials
         self._make = make
 
-    def best(self, count: int, wanted: Callable[[Any], bool]) -> Callable[[], Any]:
-        found = [(us, position, what) for position, (us, what) in enumerate(self._trials[:count]) if wanted(what)]
-        return lambda: self._make(min(found)[2])
+    def best(self, count: int, wanted: Callable[[Any], bool] = lambda _: True) -> Any:
+        """The kernel of the fastest of the first ``count`` trials."""
+        found = [trial for trial in self._trials[:count] if wanted(trial[1])]
+        return self._make(min(found, key=lambda trial: trial[0])[1])
 
 
 def tune_ours(workload: Workload, trials: int, seed: int) -> Trials:

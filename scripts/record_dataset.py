@@ -1,7 +1,7 @@
 """Records candidates of the built-in models' workloads into a log for simulations, whether they promise something or not.
 
 Of each workload everything that is listed is measured, then what dialects sample: half at random, half near the fastest so far.
-What the log holds is not measured again, so that a run that was stopped goes on. At the end the log is compressed.
+What the log holds is not measured again, so that a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--workloads", type=int, default=44, help="how many, those first that take the most of a step [44]")
     parser.add_argument("--candidates", type=int, default=200, help="of each workload [200]")
     parser.add_argument("--budget", metavar="TIME", help="stop after about this long (30m)")
-    parser.add_argument("--compress", type=Path, metavar="FILE.xz", help="write the log compressed to this file at the end")
+    parser.add_argument("--compress", type=Path, metavar="FILE.xz", help="write the log compressed to this file in the end")
     options = parser.parse_args()
     exit_on_terminate()
     deadline = time.monotonic() + (parse_duration(options.budget) if options.budget else float("inf"))
@@ -56,9 +56,11 @@ def main() -> int:
             for count in recorder.record(options.candidates):
                 print(f"\r{number}/{len(tasks)} {task.workload.op[:60]} {count}  ", end="", file=sys.stderr, flush=True)
                 if time.monotonic() > deadline:
-                    print("\nthe budget is spent: run the same command again to go on", file=sys.stderr)
-                    return 0
+                    break
             print(file=sys.stderr)
+            if time.monotonic() > deadline:
+                print("the budget is spent: run the same command again to go on", file=sys.stderr)
+                break
     if options.compress:
         with options.log.open("rb") as source, lzma.open(options.compress, "wb", preset=9) as packed:
             shutil.copyfileobj(source, packed)
@@ -91,13 +93,14 @@ class Recorder:
     def __init__(self, log: TuningLog, measurer: Measurer, device: Device, workload: Workload) -> None:
         self._log, self._measurer, self._device, self._workload = log, measurer, device, workload
         self._default = registry.default_candidate(workload)
+        self._listed = registry.candidates(workload)
         self._known = log.outcomes(workload, device, _POLICY)
 
     def record(self, most: int) -> Iterator[int]:
         """The number of outcomes after each one, until there are ``most`` or nothing new is proposed."""
         if self._outcome(self._default).status is not Status.OK:
             return
-        for candidate in registry.candidates(self._workload):
+        for candidate in self._listed:
             self._outcome(candidate)
             yield len(self._known)
         for dialect in filter(is_sampled, registry.enabled()):
@@ -113,7 +116,8 @@ class Recorder:
     def _propose(self, dialect: str, seed: int, *, near: bool) -> list[Candidate]:
         parents: list[Candidate] = []
         if near:
-            timed = [(o.time_us, c) for c, o in self._known.values() if c.dialect == dialect and o.time_us is not None]
+            sampled = [pair for pair in self._known.values() if pair[0].dialect == dialect and pair[0] not in self._listed]
+            timed = [(outcome.time_us, candidate) for candidate, outcome in sampled if outcome.time_us is not None]
             parents = [candidate for _, candidate in sorted(timed, key=lambda pair: pair[0])[:_PARENTS]]
             if not parents:
                 return []

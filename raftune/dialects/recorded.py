@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from raftune.dialects.base import BuildError, Dialect, Kernel
 from raftune.workload import Candidate, Config, Workload, canonical_json
@@ -18,6 +17,7 @@ class RecordedDialect(Dialect):
         self._version = version
         self._listed = listed
         self._sampled = sampled
+        self._values: dict[str, frozenset[str]] = {}
 
     def version(self) -> str:
         return self._version
@@ -34,12 +34,17 @@ class RecordedDialect(Dialect):
 
     def vary(self, workload: Workload, parents: Sequence[Config], count: int, seed: int) -> Sequence[Config]:
         """Those recorded that differ in the fewest of their values from one of ``parents``."""
-        known = {canonical_json(dict(parent)) for parent in parents}
-        origins = [_values(parent) for parent in parents]
-        others = [config for config in self._sampled.get(workload.digest, ()) if canonical_json(dict(config)) not in known]
+        origins = {self._values_of(parent) for parent in parents}
+        others = [config for config in self._sampled.get(workload.digest, ()) if self._values_of(config) not in origins]
         random.Random(seed).shuffle(others)
-        distance = {id(config): min(_distance(_values(config), origin) for origin in origins) for config in others}
-        return sorted(others, key=lambda config: distance[id(config)])[:count]
+        return sorted(others, key=lambda config: min(len(self._values_of(config) ^ origin) for origin in origins))[:count]
+
+    def _values_of(self, config: Config) -> frozenset[str]:
+        """Every place in the config with its value."""
+        text = canonical_json(dict(config))
+        if text not in self._values:
+            self._values[text] = frozenset(_places(config, ""))
+        return self._values[text]
 
     def build(self, workload: Workload, config: Config) -> Kernel:
         raise BuildError(f"{self.name} is a recording: {workload.op} with config {dict(config)!r:.100} cannot be built from it")
@@ -67,23 +72,12 @@ def recorded_dialect(
     return dialect
 
 
-def _values(config: Config) -> Counter[str]:
-    """Every place in a config with its value."""
-    found: Counter[str] = Counter()
-
-    def visit(value: object, path: str) -> None:
-        if isinstance(value, Mapping):
-            for key, part in value.items():
-                visit(part, f"{path}.{key}")
-        elif isinstance(value, list | tuple):
-            for position, part in enumerate(value):
-                visit(part, f"{path}.{position}")
-        else:
-            found[f"{path}={json.dumps(value)}"] += 1
-
-    visit(config, "")
-    return found
-
-
-def _distance(one: Counter[str], other: Counter[str]) -> int:
-    return sum((one - other).values()) + sum((other - one).values())
+def _places(value: object, path: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _places(part, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for position, part in enumerate(value):
+            yield from _places(part, f"{path}.{position}")
+    else:
+        yield f"{path}={json.dumps(value)}"

@@ -27,20 +27,21 @@ _PROPOSING_S = 0.3
 
 
 class Recording:
-    """The outcomes of one device in a log: those of the newest version of each dialect, for workloads with a timed default.
+    """The outcomes of one device in a log, and of one version of each dialect, for workloads with a timed default.
 
-    Of several devices the one with the most rows is taken. Raises :class:`LogError` if nothing is left.
+    Of several the one with the most rows is taken. Raises :class:`LogError` if nothing is left.
     """
 
     def __init__(self, log: TuningLog) -> None:
         rows = list(log.training_rows())
-        counts = Counter(row.device_digest for row in rows)
-        digest = max(sorted(counts), key=counts.__getitem__, default=None)
-        rows = [row for row in rows if row.device_digest == digest]
-        versions = {row.candidate.dialect: row.candidate.version for row in rows}
-        current = [row for row in rows if row.candidate.version == versions[row.candidate.dialect]]
-        timed = {row.workload for row in current if row.is_default and row.outcome.status is Status.OK}
-        self.rows: list[TrainingRow] = [row for row in current if row.workload in timed]
+        devices = Counter(row.device_digest for row in rows).most_common(1)
+        rows = [row for row in rows if row.device_digest == devices[0][0]]
+        found = Counter((row.candidate.dialect, row.candidate.version) for row in rows)
+        # Those with more rows come last, and stay.
+        versions = {dialect: version for (dialect, version), _ in reversed(found.most_common())}
+        rows = [row for row in rows if row.candidate.version == versions[row.candidate.dialect]]
+        timed = {row.workload for row in rows if row.is_default and row.outcome.status is Status.OK}
+        self.rows: list[TrainingRow] = [row for row in rows if row.workload in timed]
         device = next((row.device for row in self.rows), None)
         if device is None:
             raise LogError(f"{log.path} records no workload with a timed default: there is nothing to simulate")
@@ -119,9 +120,11 @@ class ReplayMeasurer:
         del timeout
         self._now += _PROPOSING_S
         dialect = registry.get(dialect_name)
-        configs = dialect.vary(workload, [p.config for p in parents], count, seed) if parents else None
-        proposed = dialect.sample(workload, count, seed) if configs is None else configs
-        return [registry.candidate(dialect, config) for config in proposed]
+        if parents:
+            configs = dialect.vary(workload, [parent.config for parent in parents], count, seed)
+        else:
+            configs = dialect.sample(workload, count, seed)
+        return [registry.candidate(dialect, config) for config in configs]
 
 
 def simulate(

@@ -190,14 +190,14 @@ def test_variations_differ_from_their_parents_and_are_right() -> None:
 def test_what_no_longer_applies_has_no_variations() -> None:
     of_another = sampled(workload_from_call(aten.gelu.default, (torch.randn(6, 20),), {}), 1, seed=1)
     assert DIALECT.vary(PRODUCT, [{"schedule": "default"}], 4, seed=1) == []
-    for config in DIALECT.vary(PRODUCT, of_another, 2, seed=1):
-        torch.testing.assert_close(DIALECT.build(PRODUCT, config)(LEFT, RIGHT), LEFT @ RIGHT, rtol=1e-5, atol=1e-5)
+    assert DIALECT.vary(PRODUCT, of_another, 2, seed=1) == []
 
 
 def test_intrinsics_that_were_not_imported_can_be_later() -> None:
     code = (
         "from raftune.dialects.tvm.schedule import space; space.load(); import sys; from importlib.util import find_spec;"
         "assert not set(space._NO_INTRINSICS) & set(sys.modules);"
+        "import tvm.s_tir.tensor_intrin as package; assert not hasattr(package, 'cuda') and hasattr(package, 'x86');"
         "assert all(find_spec(name).origin.endswith('.py') for name in space._NO_INTRINSICS)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

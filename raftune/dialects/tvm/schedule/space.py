@@ -192,6 +192,9 @@ def _without(*names: str) -> Iterator[None]:
         for name, stub in stubs.items():
             if sys.modules.get(name) is stub:
                 del sys.modules[name]
+            package, _, last = name.rpartition(".")
+            if vars(sys.modules.get(package, stub)).get(last) is stub:
+                delattr(sys.modules[package], last)
 
 
 @contextmanager
