@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from raftune.cost_model.flops import flops
 from raftune.device import Device
 from raftune.dialects import registry
 from raftune.dialects.base import Dialect
@@ -39,17 +40,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL", help=f"[{' '.join(MODELS)}]")
     parser.add_argument("--log", type=Path, default=Path("dataset.sqlite"), help="[dataset.sqlite]")
-    parser.add_argument("--workloads", type=int, default=44, help="how many, those first that take the most of a step [44]")
-    parser.add_argument("--candidates", type=int, default=200, help="of each workload [200]")
+    parser.add_argument("--workloads", type=int, default=44, help="how many with so many candidates [44]")
+    parser.add_argument("--candidates", type=int, default=200, help="of each workload that has them [200]")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="the K-th of N runs that share the work and the log [1/1]")
     parser.add_argument("--budget", metavar="TIME", help="stop after about this long (30m)")
     parser.add_argument("--compress", type=Path, metavar="FILE.xz", help="write the log compressed to this file in the end")
     options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
     exit_on_terminate()
     deadline = time.monotonic() + (parse_duration(options.budget) if options.budget else float("inf"))
     prepared = [prepare(ModelRequest(name, threads=1)) for name in options.models]
     device = prepared[0].device
     with TuningLog(options.log) as log, Measurer(_POLICY, device) as measurer:
-        tasks = heaviest([task for one in prepared for task in one.tasks], options.workloads)
+        tasks = heaviest([task for one in prepared for task in one.tasks], 2 * options.workloads)[part - 1 :: parts]
+        complete = 0
         log.record_tasks(log.start_run("dataset", {"models": options.models}), [(t.workload, t.weight) for t in tasks])
         for number, task in enumerate(tasks, 1):
             recorder = Recorder(log, measurer, device, task.workload)
@@ -58,6 +62,9 @@ def main() -> int:
                 if time.monotonic() > deadline:
                     break
             print(file=sys.stderr)
+            complete += recorder.is_complete(options.candidates)
+            if complete * parts >= options.workloads:
+                break
             if time.monotonic() > deadline:
                 print("the budget is spent: run the same command again to go on", file=sys.stderr)
                 break
@@ -69,18 +76,19 @@ def main() -> int:
 
 
 def heaviest(tasks: list[Task], count: int) -> list[Task]:
-    """The workloads with a space to sample from, largest by elements and weight first, no operator more than its share."""
+    """The workloads with a space to sample from that have most elements and weight, no operator more than its share."""
     known = merge_tasks(tasks)
     spacious = [task for task in known if any(is_sampled(d) and d.supports(task.workload) for d in registry.enabled())]
     spacious.sort(key=lambda task: -task.weight * sum(spec.numel for spec in (*task.workload.inputs, *task.workload.results)))
-    most = max(2, count // 6)
+    most = max(2, count // 8)
     taken: dict[str, int] = {}
     chosen = []
     for task in spacious:
         taken[task.workload.op] = taken.get(task.workload.op, 0) + 1
         if taken[task.workload.op] <= most:
             chosen.append(task)
-    return chosen[:count]
+    # What is quick to measure first: a budget then covers more of them.
+    return sorted(chosen[:count], key=lambda task: flops(task.workload))
 
 
 def is_sampled(dialect: Dialect) -> bool:
@@ -112,6 +120,9 @@ class Recorder:
                 for candidate in proposed:
                     self._outcome(candidate)
                     yield len(self._known)
+
+    def is_complete(self, most: int) -> bool:
+        return len(self._known) >= most
 
     def _propose(self, dialect: str, seed: int, *, near: bool) -> list[Candidate]:
         parents: list[Candidate] = []

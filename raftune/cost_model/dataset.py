@@ -62,18 +62,23 @@ def samples(rows: Iterable[TrainingRow]) -> list[Sample]:
 
 
 class Describer:
-    """Features of a row; a workload's and a device's are computed once."""
+    """Features of a row; what a workload, a device and a candidate add is computed once."""
 
     def __init__(self, describe: Describe | None = None) -> None:
         self._describe = describe or dialect_features
         self._shared: dict[tuple[str, Device | None], Features] = {}
+        self._own: dict[tuple[str, str], Features] = {}
 
     def __call__(self, workload: Workload, candidate: Candidate, device: Device | None) -> Features:
         key = (workload.digest, device)
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = workload_features(workload) | (device_features(device) if device is not None else {})
-        return shared | candidate_features(candidate, self._describe(workload, candidate))
+        own = self._own.get((workload.digest, candidate.digest))
+        if own is None:
+            own = candidate_features(candidate, self._describe(workload, candidate))
+            self._own[workload.digest, candidate.digest] = own
+        return shared | own
 
 
 def dialect_features(workload: Workload, candidate: Candidate) -> Mapping[str, float]:

@@ -26,6 +26,9 @@ class Evaluation:
     first one or five predicted candidates (1.0 is perfect). ``default``: the same for always taking the default. ``regret``:
     mean over workloads of the time of the first predicted candidate over the best time, minus one. A predicted candidate that
     failed when measured costs the default's time, since that is what would run then.
+
+    ``chosen``: the score of what :meth:`CostModel.choose` names, the default where it names none; ``chosen_regret`` as above;
+    ``chosen_worst``: the largest time of what it names over the default's, minus one.
     """
 
     workloads: int
@@ -34,12 +37,17 @@ class Evaluation:
     top5: float
     default: float
     regret: float
+    chosen: float
+    chosen_regret: float
+    chosen_worst: float
 
     def __str__(self) -> str:
         return (
             f"{self.workloads} workloads left out in turn, {self.samples} candidates: "
             f"top-1 {self.top1:.3f}, top-5 {self.top5:.3f}"
-            f" (always the default {self.default:.3f}), mean regret {self.regret:.1%}"
+            f" (always the default {self.default:.3f}), mean regret {self.regret:.1%}; "
+            f"chosen unmeasured {self.chosen:.3f}, mean regret {self.chosen_regret:.1%}, "
+            f"at most {max(self.chosen_worst, 0.0):.1%} slower than the default"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -75,7 +83,8 @@ def evaluate_rows(
     if len(scored) < _LEAST:
         raise NotEnoughData("at least two workloads with several measured candidates are needed: tune something first")
     weight = np.array([s.weight for s in scored])
-    best, top1, top5, default = (np.array([getattr(s, name) for s in scored]) for name in ("best", "top1", "top5", "default"))
+    names = ("best", "top1", "top5", "default", "chosen")
+    best, top1, top5, default, chosen = (np.array([getattr(s, name) for s in scored]) for name in names)
     return Evaluation(
         workloads=len(scored),
         samples=len(data),
@@ -83,6 +92,9 @@ def evaluate_rows(
         top5=float((weight * best).sum() / (weight * top5).sum()),
         default=float((weight * best).sum() / (weight * default).sum()),
         regret=float((top1 / best - 1.0).mean()),
+        chosen=float((weight * best).sum() / (weight * chosen).sum()),
+        chosen_regret=float((chosen / best - 1.0).mean()),
+        chosen_worst=float((chosen / default - 1.0).max()),
     )
 
 
@@ -93,6 +105,7 @@ class _Scored:
     top1: float
     top5: float
     default: float
+    chosen: float
 
 
 def _score(model: CostModel, group: Sequence[Sample], weight: float) -> _Scored:
@@ -101,4 +114,7 @@ def _score(model: CostModel, group: Sequence[Sample], weight: float) -> _Scored:
     default_us = group[0].default_us
     times = [group[i].time_us or default_us for i in order]
     best = min(s.time_us for s in group if s.time_us is not None)
-    return _Scored(weight, best, times[0], min(times[:5]), default_us)
+    named = model.choose(group[0].workload, [s.candidate for s in sorted(group, key=lambda s: not s.is_default)])
+    known = {s.candidate: s.time_us or default_us for s in group}
+    chosen_us = default_us if named is None else known[named[0]]
+    return _Scored(weight, best, times[0], min(times[:5]), default_us, chosen_us)

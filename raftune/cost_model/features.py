@@ -19,7 +19,7 @@ from raftune.cost_model import flops
 from raftune.device import Device
 from raftune.workload import Candidate, TensorSpec, Workload
 
-FEATURE_SCHEMA = 1
+FEATURE_SCHEMA = 2
 
 Features = dict[str, float]
 Matrix = npt.NDArray[np.float32]
@@ -157,6 +157,9 @@ def _moved(spec: TensorSpec, order: Sequence[int]) -> bool:
 
 
 def _flatten(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    # Lists in lists are programs, such as traces: what they say is for their dialect to tell.
+    if isinstance(value, list | tuple) and any(isinstance(item, list | tuple) for item in value):
+        return
     if isinstance(value, Mapping | list | tuple):
         if depth < _MAX_CONFIG_DEPTH:
             items: Iterable[tuple[Any, Any]] = sorted(value.items()) if isinstance(value, Mapping) else enumerate(value)

@@ -38,7 +38,7 @@ _KEPT_KERNELS = 256
 # References may be large, and the search goes to and fro between a few tasks.
 _KEPT_CHECKERS = 4
 # So many times slower than the default in its first calls, a candidate is not timed any further.
-_HOPELESS = 10.0
+_HOPELESS = 3.0
 _DISTURBED = "timed while something else used the processor"
 
 

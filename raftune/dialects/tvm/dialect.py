@@ -18,7 +18,7 @@ from raftune.dialects.tvm.kernel import make_kernel
 from raftune.dialects.tvm.layout import fits, is_permuted_dense
 from raftune.dialects.tvm.lowering import registry
 from raftune.dialects.tvm.schedule.config import COLUMNS, MatmulTiling, default_tiling
-from raftune.dialects.tvm.schedule.traces import check_trace, trace_features
+from raftune.dialects.tvm.schedule.trace_features import trace_features
 from raftune.dialects.tvm.target import host_processor, vector_bytes
 from raftune.dialects.tvm.team import has_team, join_kept_team, join_team
 from raftune.dialects.tvm.tiles import ACTIVATIONS_BACKWARD, Tiled
@@ -148,7 +148,6 @@ class TvmDialect(Dialect):
     def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
         del workload
         if config.get("schedule") == "trace":
-            check_trace(config["trace"])
             return {"is_trace": 1.0, **trace_features(config["trace"])}
         numbers = {key: float(value) for key, value in config.items() if isinstance(value, bool | int | float)}
         return {"is_trace": 0.0, "order_mn": float(config.get("order") == "mn"), **numbers}

@@ -59,11 +59,11 @@ def lower(workload: Workload, builder: Builder) -> Lowered:
         tensor = results[out.node][out.index]
         _check_result(number, tensor, spec, workload)
         outputs.append(_stored(builder, tensor, spec, [*inputs, *buffers, *outputs]))
-    function = _anywhere(te.create_prim_func([*buffers, *outputs])).with_attr("global_symbol", "main")
+    function = at_any_address(te.create_prim_func([*buffers, *outputs])).with_attr("global_symbol", "main")
     return Lowered(function, builder, tuple(o.op.name for o in outputs))
 
 
-def _anywhere(function: Any) -> Any:
+def at_any_address(function: Any) -> Any:
     """The function for buffers at any address that their elements may have: TVM assumes multiples of 64 bytes, views do not
     keep to that, and an aligned vector load of one ends the process. Where data is aligned, the other load is as fast.
     """

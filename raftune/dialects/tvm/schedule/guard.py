@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 
 from raftune.dialects.base import BuildError
 
-MAX_STATEMENTS = 4096
+MAX_STATEMENTS = 1024
 _AUTO_UNROLL = "pragma_auto_unroll_max_step"
 
 

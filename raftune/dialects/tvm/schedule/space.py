@@ -28,7 +28,7 @@ _NO_INTRINSICS = ("tvm.s_tir.tensor_intrin.cuda", "tvm.s_tir.tensor_intrin.rocm"
 
 def sample_traces(lowered: Lowered, host: HostTarget, count: int, seed: int) -> list[Any]:
     """Up to ``count`` different traces that TVM's postprocessors accept, the same for the same seed."""
-    context = _context(lowered, host, seed)
+    context = _context(lowered.function, host, seed)
     try:
         spaces = context.generate_design_space()
     except ScheduleError:
@@ -44,11 +44,11 @@ def sample_traces(lowered: Lowered, host: HostTarget, count: int, seed: int) -> 
 
 def vary_traces(lowered: Lowered, host: HostTarget, parents: Sequence[Any], count: int, seed: int) -> list[Any]:
     """Up to ``count`` traces, each one or two of MetaSchedule's mutations away from one of ``parents``."""
-    context = _context(lowered, host, seed)
+    context = _context(lowered.function, host, seed)
     traces = []
     for parent in parents:
         with suppress(BuildError):  # a recorded trace that no longer applies has no descendants
-            traces.append(_replayed(lowered, parent).trace)
+            traces.append(_replayed(lowered.function, parent).trace)
     mutators = list(context.space_generator.mutator_probs.items())
     if not traces or not mutators:
         return []
@@ -69,9 +69,14 @@ def vary_traces(lowered: Lowered, host: HostTarget, parents: Sequence[Any], coun
 
 def replay(lowered: Lowered, host: HostTarget, trace: Any) -> Any:
     """The schedule that a trace of :func:`sample_traces` describes; raises :class:`BuildError` if it does not fit."""
-    schedule = _replayed(lowered, trace)
+    return replay_on(lowered.function, host, trace)
+
+
+def replay_on(function: Any, host: HostTarget, trace: Any) -> Any:
+    """As :func:`replay`, for a function or module whose blocks have the names that the trace has."""
+    schedule = _replayed(function, trace)
     try:
-        accepted = _postprocess(_context(lowered, host, 1), schedule)
+        accepted = _postprocess(_context(function, host, 1), schedule)
     except Exception as error:  # as below
         raise BuildError(f"trace cannot be finished: {type(error).__name__}: {str(error)[:500]}") from error
     if not accepted:
@@ -79,9 +84,9 @@ def replay(lowered: Lowered, host: HostTarget, trace: Any) -> Any:
     return schedule
 
 
-def _replayed(lowered: Lowered, trace: Any) -> Any:
+def _replayed(function: Any, trace: Any) -> Any:
     check_trace(trace)
-    schedule = _schedule(lowered, seed=1)
+    schedule = _schedule(function, seed=1)
     try:
         Trace.apply_json_to_schedule(trace, schedule)
     except Exception as error:  # TVM raises whatever its checks met: here it becomes a failed candidate
@@ -105,12 +110,12 @@ def _accepted(
         if len(found) == count:
             break
         proposal = propose()
-        schedule = _schedule(lowered, seed=rng.randrange(1, 2**30))
+        schedule = _schedule(lowered.function, seed=rng.randrange(1, 2**30))
         if proposal is None:
             continue
         try:
             proposal.apply_to_schedule(schedule, remove_postproc=True)
-            trace = _plain(schedule.trace.as_json(remove_postproc=True))
+            trace = plain_trace(schedule)
             if repr(trace) in seen or not _postprocess(context, schedule):
                 continue
             check_size(schedule.mod, host.lanes())
@@ -121,8 +126,13 @@ def _accepted(
     return found
 
 
-def _schedule(lowered: Lowered, seed: int) -> Any:
-    return s_tir.Schedule(lowered.function, seed=seed, error_render_level="none")
+def plain_trace(schedule: Any) -> Any:
+    """The schedule's trace as a config holds it: JSON, without what postprocessors did."""
+    return _plain(schedule.trace.as_json(remove_postproc=True))
+
+
+def _schedule(function: Any, seed: int) -> Any:
+    return s_tir.Schedule(function, seed=seed, error_render_level="none")
 
 
 def _postprocess(context: Any, schedule: Any) -> bool:
@@ -136,7 +146,7 @@ def load() -> None:
         importlib.import_module("tvm.s_tir.meta_schedule")
 
 
-def _context(lowered: Lowered, host: HostTarget, seed: int) -> Any:
+def _context(function: Any, host: HostTarget, seed: int) -> Any:
     load()
     from tvm.s_tir import meta_schedule as ms
 
@@ -177,7 +187,7 @@ def _context(lowered: Lowered, host: HostTarget, seed: int) -> Any:
     }
     generator = ms.space_generator.PostOrderApply(sch_rules=rules, postprocs=postprocs, mutator_probs=mutators)
     return ms.TuneContext(
-        lowered.function, target=host.target, space_generator=generator, rand_state=max(1, seed % 2**30), num_threads=1
+        function, target=host.target, space_generator=generator, rand_state=max(1, seed % 2**30), num_threads=1
     )
 
 

@@ -1,8 +1,7 @@
-"""Traces as data from strangers: what is let through to TVM, and what the cost model learns of one. Needs no TVM."""
+"""Traces as data from strangers: what is let through to TVM. Needs no TVM."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from raftune.dialects.base import BuildError
@@ -67,37 +66,6 @@ def check_trace(trace: Any) -> None:
         values = decision[1] if isinstance(decision[1], list | tuple) else [decision[1]]
         if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
             raise BuildError(f"decision {decision!r} is not made of integers")
-
-
-def trace_features(trace: Any) -> dict[str, float]:
-    """Numbers that tell traces apart: tile sizes, unrolling, vector and parallel marks. The trace must have been checked."""
-    instructions, decisions = trace
-    chosen = {int(where): value for where, value in decisions}
-    innermost, second, reduction = 1.0, 1.0, 1.0
-    unroll = vectors = parallel = 0.0
-    for number, (kind, inputs, attributes, _) in enumerate(instructions):
-        if kind == "SamplePerfectTile" and number in chosen:
-            tiles = chosen[number]
-            if attributes and attributes[0] == 2:
-                reduction *= tiles[-1]
-            elif len(tiles) >= 2:
-                innermost *= tiles[-1]
-                second *= tiles[-2]
-        elif kind == "SampleCategorical" and number in chosen and attributes:
-            unroll = max(unroll, float(attributes[0][chosen[number]]))
-        elif kind == "Annotate" and attributes == ["meta_schedule.vectorize"]:
-            vectors = max(vectors, float(inputs[1]) if isinstance(inputs[1], int) else 0.0)
-        elif kind == "Annotate" and attributes == ["meta_schedule.parallel"]:
-            parallel = 1.0
-    return {
-        "trace_length": float(len(instructions)),
-        "log_tile_inner": math.log2(max(innermost, 1.0)),
-        "log_tile_second": math.log2(max(second, 1.0)),
-        "log_tile_reduction": math.log2(max(reduction, 1.0)),
-        "unroll_steps": unroll,
-        "vectorize": vectors,
-        "parallel": parallel,
-    }
 
 
 def _check_instruction(number: int, instruction: Any) -> None:
