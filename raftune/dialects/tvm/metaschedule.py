@@ -1,7 +1,7 @@
 """MetaSchedule with our log as its database and our cost model as its cost model. Importing this imports TVM.
 
-``with as_metaschedule_database(log): relax.transform.MetaScheduleApplyDatabase()(module)`` lets plain TVM compile from the log: a
-function of any origin finds the traces of the workload whose lowering it equals, whatever its blocks and variables are called.
+``with as_metaschedule_database(log): relax.transform.MetaScheduleApplyDatabase()(module)`` lets plain TVM compile from the log:
+a function of any origin finds the traces of the workload whose lowering it equals, whatever its blocks and variables are called.
 """
 
 from __future__ import annotations
@@ -98,12 +98,7 @@ def _normal(function: Any) -> Any:
 def _blocks(function: Any) -> list[str]:
     """Names of blocks in the order in which they stand."""
     names: list[str] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, s_tir.SBlock):
-            names.append(str(node.name_hint))
-
-    tirx.stmt_functor.post_order_visit(function.body, visit)
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, lambda block: names.append(str(block.name_hint))))
     return names
 
 

@@ -136,6 +136,7 @@ def _schedule(function: Any, seed: int) -> Any:
 
 
 def _postprocess(context: Any, schedule: Any) -> bool:
+    schedule.enter_postproc()  # what follows can be told from the decisions in the trace
     return all(step.apply(schedule) for step in context.space_generator.postprocs)
 
 

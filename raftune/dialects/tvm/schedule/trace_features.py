@@ -1,4 +1,4 @@
-"""What the cost model learns of a trace: numbers of its tiles, of where its blocks are computed, and of its marks. Needs no TVM."""
+"""What the cost model learns of a trace: its tiles, where its blocks are computed, and its marks. Needs no TVM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Reading:
         instructions, decisions = trace
         self._decided = {int(where): value for where, value in decisions}
         self._names: dict[str, str] = {}
-        # Of a loop: its block and its place among the block's loops; of a part of a loop: the tile sizes that it was split into.
+        # Of a loop: its block, and its place among the block's loops. Of a part of a loop: the sizes of all its parts.
         self._owner: dict[str, tuple[str, int]] = {}
         self._parts: dict[str, list[int]] = {}
         self._sizes: dict[str, list[int]] = {}
@@ -115,9 +115,9 @@ class _Reading:
 def trace_features(trace: Any) -> dict[str, float]:
     """Sizes as logarithms to base two. A malformed trace raises one of Python's errors.
 
-    Of the blocks with the most iterations, ``tiled0`` and ``tiled1``: the tiles of the last spatial axis (``last``, which is the
-    one that can be vectorized), of the one before (``next``) and of all others together (``rest``), level by level from the
-    outside; of the reduction axes together; how many elements the tiles of each level touch, were it a matrix product.
+    Of the blocks with the most iterations, ``tiled0`` and ``tiled1``: the tiles of the last spatial axis (``last``, the one that
+    can be vectorized), of the one before (``next``) and of all others together (``rest``), level by level from the outside; of the
+    reduction axes together; how many elements the tiles of each level touch, were it a matrix product.
     """
     reading = _Reading(trace)
     where = reading.locations
