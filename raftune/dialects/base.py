@@ -62,7 +62,10 @@ class Dialect(ABC):
         return ()
 
     def vary(self, workload: Workload, parents: Sequence[Config], count: int, seed: int) -> Sequence[Config]:
-        """Up to ``count`` further configs of that space, each near one of ``parents``. May be slow: runs in a worker."""
+        """The ``parents``, which may be another workload's, as they apply to this one; then up to ``count`` configs near them.
+
+        May be slow: runs in a worker.
+        """
         del workload, parents, count, seed
         return ()
 

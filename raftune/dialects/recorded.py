@@ -13,8 +13,15 @@ from raftune.workload import Candidate, Config, Workload, canonical_json
 class RecordedDialect(Dialect):
     """Made by :func:`recorded_dialect`, as a dialect's name belongs to its class."""
 
-    def __init__(self, version: str, listed: Mapping[str, Sequence[Config]], sampled: Mapping[str, Sequence[Config]]) -> None:
+    def __init__(
+        self,
+        version: str,
+        listed: Mapping[str, Sequence[Config]],
+        sampled: Mapping[str, Sequence[Config]],
+        installed: Dialect | None,
+    ) -> None:
         self._version = version
+        self._installed = installed
         self._listed = listed
         self._sampled = sampled
         self._values: dict[str, frozenset[str]] = {}
@@ -46,6 +53,9 @@ class RecordedDialect(Dialect):
             self._values[text] = frozenset(_places(config, ""))
         return self._values[text]
 
+    def features(self, workload: Workload, config: Config) -> Mapping[str, float]:
+        return {} if self._installed is None else self._installed.features(workload, config)
+
     def build(self, workload: Workload, config: Config) -> Kernel:
         raise BuildError(f"{self.name} is a recording: {workload.op} with config {dict(config)!r:.100} cannot be built from it")
 
@@ -68,7 +78,7 @@ def recorded_dialect(
             is_listed = installed is None or position == 0 or candidate.canonical_config in texts
             (listed if is_listed else sampled).setdefault(workload.digest, []).append(candidate.config)
     cls = type(f"Recorded_{name}", (RecordedDialect,), {"name": name, "priority": priority})
-    dialect: RecordedDialect = cls(version, listed, sampled)
+    dialect: RecordedDialect = cls(version, listed, sampled, installed)
     return dialect
 
 

@@ -51,7 +51,7 @@ JOIN candidate AS c ON c.id = m.candidate_id
 JOIN workload AS w ON w.id = m.workload_id
 JOIN device AS v ON v.id = m.device_id
 LEFT JOIN default_candidate AS d ON d.workload_id = m.workload_id AND d.candidate_id = m.candidate_id
-WHERE :device IS NULL OR v.digest = :device
+WHERE (:device IS NULL OR v.digest = :device) AND (:op IS NULL OR w.op = :op)
 ORDER BY m.workload_id, m.id
 """
 

@@ -234,11 +234,11 @@ class TuningLog:
             return None
         return self._understood(f"race {row['id']}", partial(read_object, row["result"]))
 
-    def training_rows(self, device: Device | None = None) -> Iterator[TrainingRow]:
-        """The latest final outcome of every candidate of every workload, of one device or of all."""
+    def training_rows(self, device: Device | None = None, op: str | None = None) -> Iterator[TrainingRow]:
+        """The latest final outcome of every candidate; of one device or of all, of workloads named ``op`` or of all."""
         workloads: dict[str, Workload | None] = {}
         devices: dict[str, Device | None] = {}
-        for row in self._query(queries.TRAINING, {"device": device.digest if device is not None else None}):
+        for row in self._query(queries.TRAINING, {"device": device.digest if device is not None else None, "op": op}):
             workload = self._memoized(workloads, row, "workload", read_workload)
             where = self._memoized(devices, row, "device", read_device)
             if workload is None or where is None:

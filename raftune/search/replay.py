@@ -6,6 +6,7 @@ import dataclasses
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from raftune.device import Device
@@ -137,22 +138,23 @@ def simulate(
     strategy: Strategy | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    log: TuningLog | None = None,
 ) -> TuneResult:
     """Tune ``tasks`` (all by default; those not recorded are left out) as if on the recorded device.
 
-    The results are kept in no log: what was simulated is not to be taken for measured. Raises :class:`LogError` if no task was
-    recorded.
+    ``log`` is what earlier simulations left, and is added to; by default an empty one that is thrown away: what was simulated
+    is not to be taken for measured. Raises :class:`LogError` if no task was recorded.
     """
     known = set(recording.workloads)
     chosen = [dataclasses.replace(task, parts=()) for task in (tasks or recording.tasks()) if task.workload in known]
     if not chosen:
         raise LogError("none of the tasks was recorded: simulate with a log of this model")
     measurer = ReplayMeasurer(recording)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        registry.standing_in(recording.dialects()),
-        TuningLog(Path(folder) / "simulated.sqlite") as log,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(registry.standing_in(recording.dialects()))
+        if log is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            log = stack.enter_context(TuningLog(Path(folder) / "simulated.sqlite"))
         return tune(
             chosen,
             log,

@@ -12,6 +12,7 @@ from raftune.dialects.base import Dialect
 from raftune.measurement import Outcome, Status
 from raftune.search.costs import DEADLY
 from raftune.search.protocols import Measurer
+from raftune.search.relatives import Relatives
 from raftune.search.state import TaskState
 from raftune.search.strategies import PROMISING, Belief, Strategy, expected_gain
 from raftune.workload import Candidate
@@ -39,10 +40,16 @@ class Sampler:
     """Decides from the results of a task, in their order, so that a later run with the same log decides the same."""
 
     def __init__(
-        self, dialects: Sequence[Dialect], strategy: Strategy, seed: int, clock: Callable[[], float] = time.monotonic
+        self,
+        dialects: Sequence[Dialect],
+        strategy: Strategy,
+        relatives: Relatives,
+        seed: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dialects = [d for d in dialects if type(d).sample is not Dialect.sample]
         self._strategy = strategy
+        self._relatives = relatives
         self._seed = seed
         self._clock = clock
         self._draws: dict[tuple[str, str], int] = defaultdict(int)
@@ -81,7 +88,7 @@ class Sampler:
             )
 
         # Variations first: where nothing tells the candidates apart, the order does.
-        parents = _fastest(task, dialect)
+        parents = _fastest(task, dialect) or self._relatives.best(task.workload, dialect, _PARENTS)
         drawn = dict.fromkeys([*(ask(parents, 0) if parents else ()), *ask((), 0)])
         rated = self._rated(task, drawn)
         for generation in range(1, _GENERATIONS + 1):

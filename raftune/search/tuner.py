@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from raftune.cost_model import CostModel, NotEnoughData, train
 from raftune.device import Device
@@ -19,6 +20,7 @@ from raftune.search.budget import Budget, Meter, budget_key
 from raftune.search.costs import DEADLY, Costs
 from raftune.search.events import Measured, Progress, Rematched, Sampled, SearchStarted, TaskStarted
 from raftune.search.protocols import Measurer
+from raftune.search.relatives import Relatives
 from raftune.search.result import Stop, TaskResult, TaskStatus, TuneResult
 from raftune.search.sampling import Sampler
 from raftune.search.scheduler import Arm, Scheduler
@@ -117,7 +119,7 @@ class _Search:
         self._learns = strategy is None
         self._strategy = strategy or self._model_guided()
         self._costs = Costs()
-        self._sampler = Sampler(enabled, self._strategy, seed, clock)
+        self._sampler = Sampler(enabled, self._strategy, Relatives(partial(log.training_rows, None)), seed, clock)
         self._scheduler = Scheduler(self._states, self._strategy, self._sampler, self._costs)
         self._measured = self._rematched = 0
         self._recall()

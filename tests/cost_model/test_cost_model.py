@@ -307,6 +307,11 @@ def test_evaluation_figures(world, monkeypatch):
         def predict(self, workload, candidates, *, device=None):
             return [Prediction(places[c.dialect], 0.1) for c in candidates]
 
+        def choose(self, workload, candidates):
+            assert candidates[0].dialect == "base"
+            named = [c for c in candidates if c.dialect == "skinny"] if workload.digest == wide.digest else []
+            return (named[0], Prediction(-1.0, 0.1)) if named else None
+
     monkeypatch.setattr("raftune.cost_model.evaluation.CostModel", ByName)
     narrow, wide = world.workload(16, 16, 64), world.workload(64, 64, 64)
     rows = [r for r in world.rows([narrow, wide], noise=0.0) if r.candidate.dialect != "tiled"]
@@ -317,6 +322,9 @@ def test_evaluation_figures(world, monkeypatch):
     assert found.top5 == pytest.approx(1.0)
     assert found.default == pytest.approx(best / (3 * default["narrow"] + default["wide"]))
     assert found.regret == pytest.approx((0.0 + (1.8 / 0.75 - 1.0)) / 2)
+    assert found.chosen == pytest.approx(best / (3 * default["narrow"] + default["wide"] * 1.8))
+    assert found.chosen_regret == pytest.approx(((1 / 0.4 - 1.0) + (1.8 / 0.75 - 1.0)) / 2)
+    assert found.chosen_worst == pytest.approx(0.8)
 
 
 def test_a_learned_ranking_is_better_than_the_default(world):

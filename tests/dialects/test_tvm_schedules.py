@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from typing import Any
@@ -177,18 +178,32 @@ def test_another_seed_draws_other_schedules() -> None:
 
 def test_variations_differ_from_their_parents_and_are_right() -> None:
     parents = sampled(PRODUCT, 2, seed=1)
-    children = [json.loads(json.dumps(config)) for config in DIALECT.vary(PRODUCT, parents, 4, seed=1)]
+    found = [json.loads(json.dumps(config)) for config in DIALECT.vary(PRODUCT, parents, 4, seed=1)]
+    assert found[:2] == parents
+    children = found[2:]
     assert len({json.dumps(config) for config in [*parents, *children]}) == 2 + len(children)
     assert len(children) == 4
     instructions = {json.dumps(config["trace"][0]) for config in parents}
     assert any(json.dumps(config["trace"][0]) in instructions for config in children)
     for config in children:
         torch.testing.assert_close(DIALECT.build(PRODUCT, config)(LEFT, RIGHT), LEFT @ RIGHT, rtol=1e-5, atol=1e-5)
-    assert children == [json.loads(json.dumps(config)) for config in DIALECT.vary(PRODUCT, parents, 4, seed=1)]
+    assert found == [json.loads(json.dumps(config)) for config in DIALECT.vary(PRODUCT, parents, 4, seed=1)]
+
+
+def test_schedules_of_another_workload_are_fitted_to_this_one() -> None:
+    other = workload_from_call(aten.mm.default, (torch.randn(36, 40), torch.randn(48, 40).t()), {})
+    parents = sampled(other, 4, seed=1)
+    found = [json.loads(json.dumps(config)) for config in DIALECT.vary(PRODUCT, parents, 0, seed=1)]
+    assert 1 <= len(found) <= 4
+    for config in found:
+        for where, value in config["trace"][1]:
+            if config["trace"][0][where][0] == "SamplePerfectTile":
+                assert math.prod(value) in (*LEFT.shape, *RIGHT.shape)
+        torch.testing.assert_close(DIALECT.build(PRODUCT, config)(LEFT, RIGHT), LEFT @ RIGHT, rtol=1e-5, atol=1e-5)
 
 
 def test_what_no_longer_applies_has_no_variations() -> None:
-    of_another = sampled(workload_from_call(aten.gelu.default, (torch.randn(6, 20),), {}), 1, seed=1)
+    of_another = sampled(workload_from_call(aten._softmax.default, (torch.randn(6, 20), 1, False), {}), 1, seed=1)
     assert DIALECT.vary(PRODUCT, [{"schedule": "default"}], 4, seed=1) == []
     assert DIALECT.vary(PRODUCT, of_another, 2, seed=1) == []
 

@@ -91,7 +91,7 @@ class TvmDialect(Dialect):
         return [{"schedule": "trace", "trace": t} for t in sample_traces(lowered, target.host_target(), count, seed)]
 
     def vary(self, workload: Workload, parents: Sequence[Config], count: int, seed: int) -> Sequence[Config]:
-        """Schedules a mutation or two away from those traces that are among ``parents``."""
+        """The traces among ``parents``, with tile sizes that fit here, and schedules a mutation or two away from them."""
         from raftune.dialects.tvm import target
         from raftune.dialects.tvm.lowering.builder import Builder
         from raftune.dialects.tvm.lowering.lower import lower

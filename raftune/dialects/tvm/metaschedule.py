@@ -1,7 +1,7 @@
 """MetaSchedule with our log as its database and our cost model as its cost model. Importing this imports TVM.
 
 ``with as_metaschedule_database(log): relax.transform.MetaScheduleApplyDatabase()(module)`` lets plain TVM compile from the log:
-a function of any origin finds the traces of the workload whose lowering it equals, whatever its blocks and variables are called.
+a function of any origin finds the traces of the workload whose lowering it equals, whatever its blocks are called.
 """
 
 from __future__ import annotations

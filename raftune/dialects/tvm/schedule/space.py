@@ -6,7 +6,7 @@ import importlib
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, ModuleType
 from typing import Any
@@ -43,7 +43,10 @@ def sample_traces(lowered: Lowered, host: HostTarget, count: int, seed: int) -> 
 
 
 def vary_traces(lowered: Lowered, host: HostTarget, parents: Sequence[Any], count: int, seed: int) -> list[Any]:
-    """Up to ``count`` traces, each one or two of MetaSchedule's mutations away from one of ``parents``."""
+    """The ``parents`` that apply, and up to ``count`` traces, each one or two of MetaSchedule's mutations away from one.
+
+    A parent may be another workload's: tile sizes that do not divide their loops are replaced by TVM.
+    """
     context = _context(lowered.function, host, seed)
     traces = []
     for parent in parents:
@@ -55,7 +58,11 @@ def vary_traces(lowered: Lowered, host: HostTarget, parents: Sequence[Any], coun
     rng = random.Random(seed)
     from tvm.s_tir.meta_schedule import _ffi_api
 
+    unchanged = iter(traces)
+
     def mutate() -> Trace | None:
+        if (parent := next(unchanged, None)) is not None:
+            return parent
         trace = traces[rng.randrange(len(traces))]
         for _ in range(rng.choice((1, 1, 2))):
             (mutator,) = rng.choices([m for m, _ in mutators], [float(weight) for _, weight in mutators])
@@ -63,8 +70,7 @@ def vary_traces(lowered: Lowered, host: HostTarget, parents: Sequence[Any], coun
             trace = _ffi_api.MutatorApply(mutator, trace, rng.randrange(1, 2**30)) or trace
         return trace
 
-    known = {repr(_plain(trace.as_json(remove_postproc=True))) for trace in traces}
-    return _accepted(lowered, host, context, mutate, count, rng, known)
+    return _accepted(lowered, host, context, mutate, len(traces) + count, rng)
 
 
 def replay(lowered: Lowered, host: HostTarget, trace: Any) -> Any:
@@ -101,10 +107,9 @@ def _accepted(
     propose: Callable[[], Trace | None],
     count: int,
     rng: random.Random,
-    known: Iterable[str] = (),
 ) -> list[Any]:
     """Different proposals, as JSON, that can be scheduled and are not too much code."""
-    seen = set(known)
+    seen: set[str] = set()
     found: list[Any] = []
     for _ in range(count * _ATTEMPTS_PER_TRACE):
         if len(found) == count:

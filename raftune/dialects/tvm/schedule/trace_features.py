@@ -115,9 +115,9 @@ class _Reading:
 def trace_features(trace: Any) -> dict[str, float]:
     """Sizes as logarithms to base two. A malformed trace raises one of Python's errors.
 
-    Of the blocks with the most iterations, ``tiled0`` and ``tiled1``: the tiles of the last spatial axis (``last``, the one that
-    can be vectorized), of the one before (``next``) and of all others together (``rest``), level by level from the outside; of the
-    reduction axes together; how many elements the tiles of each level touch, were it a matrix product.
+    Of the blocks with the most iterations, ``tiled0`` and ``tiled1``: the tiles of the last spatial axis (``last``, the one
+    that can be vectorized), of the one before (``next``) and of all others together (``rest``), level by level from the
+    outside; of the reduction axes together; how many elements the tiles of each level touch, were it a matrix product.
     """
     reading = _Reading(trace)
     where = reading.locations
