@@ -68,6 +68,11 @@ def current_device(threads: int) -> Device:
     return Device("cpu", model, len(_CORES), tuple(f for f in _VECTOR_FLAGS if f in flags), threads)
 
 
+def usable_cores() -> tuple[int, ...]:
+    """The cores that this process may use, the first of them for what is measured (:func:`thread_environment`)."""
+    return tuple(_CORES)
+
+
 def processor_features() -> str:
     """Everything that the processor says it can do: what machine code compiled for it may rely on."""
     model, flags = _cpuinfo()

@@ -164,6 +164,9 @@ class Candidate:
     version: str
     config: Config = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        return {"dialect": self.dialect, "version": self.version, "config": dict(self.config)}
+
     @cached_property
     def canonical_config(self) -> str:
         return canonical_json(self.config)

@@ -77,6 +77,13 @@ class Dialect(ABC):
         shapes, dtypes and strides that PyTorch's own operator returns, in memory that it neither keeps nor returns again.
         """
 
+    def prepare(self, workload: Workload, config: Config) -> None:
+        """Keep on disk what makes :meth:`load` quick in another process; as :meth:`build`, but nothing is run.
+
+        A dialect that does nothing here, as by default, is not asked to build ahead.
+        """
+        del workload, config
+
     def load(self, workload: Workload, config: Config) -> Kernel:
         """:meth:`build` for a compiler: may load from disk what another process compiled, and keep there what it compiles."""
         return self.build(workload, config)

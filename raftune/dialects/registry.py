@@ -144,6 +144,11 @@ def load(workload: Workload, chosen: Candidate) -> Kernel:
     return _checked(workload, chosen).load(workload, chosen.config)
 
 
+def prepare(workload: Workload, chosen: Candidate) -> None:
+    """Keep on disk what takes long of building ``chosen``: :func:`load` is quick elsewhere (:meth:`Dialect.prepare`)."""
+    _checked(workload, chosen).prepare(workload, chosen.config)
+
+
 def _checked(workload: Workload, chosen: Candidate) -> Dialect:
     dialect = get(chosen.dialect)
     if (reason := dialect.unavailable()) is not None:

@@ -11,6 +11,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+# A worker is told with it where to keep what is built only to be measured: that is not for the user's own folder.
+FOLDER_VARIABLE = "RAFTUNE_KERNELS"
+
 
 def kept(name: str) -> Path | None:
     """The file of that name, or ``None`` if there is none that may be trusted."""
@@ -42,6 +45,8 @@ def keep(name: str, write: Callable[[Path], None]) -> Path | None:
 
 def _folder() -> Path:
     """``$XDG_CACHE_HOME/raftune/kernels``, by default below ``~/.cache``."""
+    if chosen := os.environ.get(FOLDER_VARIABLE):
+        return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "raftune" / "kernels"
 

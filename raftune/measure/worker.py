@@ -1,6 +1,7 @@
 """The worker process: builds, checks and times candidates, one request after the other, until its parent goes away.
 
-Started as ``python -m raftune.measure.worker FD PARENT THREADS MEMORY_MB`` with one end of a socket pair as file descriptor FD.
+Started as ``python -m raftune.measure.worker FD PARENT THREADS MEMORY_MB [CORE]`` with one end of a socket pair as file
+descriptor FD; with CORE it keeps to that core.
 Whatever a candidate raises becomes a typed reply; whatever kills the process is seen, and typed, by the parent.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import os
 import resource
 import socket
 import sys
@@ -67,6 +69,8 @@ class Worker:
             "measure": self._measure,
             "rematch": self._rematch,
             "sample": self._sample,
+            "prepare": self._prepare,
+            "warm up": self._warm_ahead,
         }
         self._channel.send({"event": "ready"})
         while True:
@@ -87,7 +91,7 @@ class Worker:
         try:
             self._warm_up(candidate.dialect)
             start = time.perf_counter()
-            built = self._build(workload, candidate)
+            built = self._build(workload, candidate, ahead=request["built"])
             building = False
             verdict = self._check(workload, built)
         except (Exception, SystemExit) as error:  # a candidate's code: it may raise anything, and that is its outcome
@@ -185,18 +189,34 @@ class Worker:
                 configs = dialect.vary(workload, parents, count, seed)
             else:
                 configs = dialect.sample(workload, count, seed)
-            return {"candidates": [_candidate_json(registry.candidate(dialect, config)) for config in configs]}
+            return {"candidates": [registry.candidate(dialect, config).to_json() for config in configs]}
         except (Exception, SystemExit) as error:  # a dialect's code: the parent reports that it proposed nothing
             return {"error": describe(error)}
 
-    def _build(self, workload: Workload, candidate: Candidate) -> _Built:
+    def _warm_ahead(self, request: Message) -> Message:
+        try:
+            self._warm_up(request["dialect"])
+        except (Exception, SystemExit) as error:  # a dialect's code: its candidates meet it too
+            return {"error": describe(error)}
+        return {}
+
+    def _prepare(self, request: Message) -> Message:
+        workload, candidate = Workload.from_json(request["workload"]), _candidate(request["candidate"])
+        try:
+            self._warm_up(candidate.dialect)
+            registry.prepare(workload, candidate)
+        except (Exception, SystemExit) as error:  # a candidate's code: whoever measures it meets the same, and types it
+            return {"error": describe(error)}
+        return {}
+
+    def _build(self, workload: Workload, candidate: Candidate, *, ahead: bool = False) -> _Built:
         key = (workload.digest, candidate.digest)
         if key in self._kernels:
             self._kernels.move_to_end(key)
             return self._kernels[key]
         self._warm_up(candidate.dialect)
         start = time.perf_counter()
-        kernel = registry.build(workload, candidate)
+        kernel = (registry.load if ahead else registry.build)(workload, candidate)
         self._kernels[key] = built = _Built(kernel, time.perf_counter() - start)
         if len(self._kernels) > _KEPT_KERNELS:
             self._kernels.popitem(last=False)
@@ -229,8 +249,10 @@ class Worker:
 
 def main(arguments: list[str]) -> None:
     """Entry point of the process; see the module's description."""
-    descriptor, parent, threads, memory_mb = map(int, arguments)
+    descriptor, parent, threads, memory_mb, *cores = map(int, arguments)
     die_with(parent)
+    if cores:
+        os.sched_setaffinity(0, cores)
     faulthandler.enable()
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
@@ -256,10 +278,6 @@ def _outcome(outcome: Outcome) -> Message:
 
 def _candidate(value: Any) -> Candidate:
     return Candidate(value["dialect"], value["version"], value["config"])
-
-
-def _candidate_json(candidate: Candidate) -> Message:
-    return {"dialect": candidate.dialect, "version": candidate.version, "config": dict(candidate.config)}
 
 
 if __name__ == "__main__":

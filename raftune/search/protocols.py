@@ -28,6 +28,9 @@ class Measurer(Protocol):
     def rematch(self, workload: Workload, candidates: Sequence[Candidate], default: Candidate) -> Sequence[Rematch]:
         """Time the candidates and the default in turns; one result a candidate, in order."""
 
+    def prepare(self, workload: Workload, candidates: Sequence[Candidate]) -> None:
+        """Told of what will be measured soon; nothing has to come of it."""
+
     def sample(
         self,
         workload: Workload,

@@ -93,6 +93,9 @@ class ReplayMeasurer:
         self._now += outcome.cost_s
         return outcome
 
+    def prepare(self, workload: Workload, candidates: Sequence[Candidate]) -> None:
+        """Nothing is built."""
+
     def rematch(self, workload: Workload, candidates: Sequence[Candidate], default: Candidate) -> list[Rematch]:
         """As the measurements were: the recording knows no better."""
         default_us = self._outcomes[workload.digest, default.digest].time_us

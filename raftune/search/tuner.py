@@ -8,10 +8,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from heapq import nlargest
 
 from raftune.cost_model import CostModel, NotEnoughData, train
 from raftune.device import Device
 from raftune.dialects import registry
+from raftune.dialects.base import Dialect
 from raftune.graph.workloads import Task
 from raftune.log import TuningLog
 from raftune.measure import Measurer as ProcessMeasurer
@@ -33,6 +35,8 @@ _RESERVE_SHARE = 0.4
 _RESERVE_SAVING = 0.95
 # Some sampled schedules keep a compiler busy for minutes. There are always others: these get less than the policy grants.
 _SAMPLED_TIMEOUT_S = 15.0
+# So many of what may come next are built ahead.
+_AHEAD = 3
 
 
 def tune(
@@ -98,6 +102,7 @@ class _Search:
         self._notify = progress or (lambda event: None)
         enabled = registry.enabled()
         self._versions = {(d.name, d.version()) for d in enabled}
+        self._prepared = {d.name for d in enabled if type(d).prepare is not Dialect.prepare}
         weights: dict[Workload, int] = {}
         parts: dict[Workload, Sequence[Workload]] = {}
         for task in tasks:
@@ -224,8 +229,16 @@ class _Search:
         for state in pending:
             if state.saving_us() >= best.value * self._costs.rematch(state, self._affordable(state)):
                 return self._rematch(state)
+        self._prepare(best, affordable)
         self._try(best, reserve)
         return True
+
+    def _prepare(self, best: Arm, others: Sequence[Arm]) -> None:
+        """Have those built that are likely to come after ``best``."""
+        likely = (a for a in others if a is not best and a.candidate is not None and a.dialect in self._prepared)
+        for arm in nlargest(_AHEAD, likely, key=lambda a: a.value):
+            if arm.candidate is not None:
+                self._measurer.prepare(arm.task.workload, [arm.candidate])
 
     def _reserve(self, pending: Sequence[TaskState]) -> float:
         """Seconds to hold back for the rematches of the tasks that matter, given heaviest first; 0 without a time limit."""

@@ -15,7 +15,7 @@ import pytest
 
 from raftune.device import current_device
 from raftune.measure import Measurer, WorkerUnavailable
-from raftune.measure import pool as pool_module
+from raftune.measure import process as process_module
 from raftune.measurement import Policy, Status
 from raftune.workload import Candidate, Workload
 
@@ -147,8 +147,8 @@ def test_a_worker_that_cannot_start_is_one_clear_error(
     broken.write_text("raise ImportError('libtorch is broken')")
     monkeypatch.syspath_prepend(str(tmp_path))
     starts = []
-    start = Measurer._start
-    monkeypatch.setattr(pool_module.Measurer, "_start", lambda self: starts.append(1) or start(self))
+    launch = process_module.launch
+    monkeypatch.setattr(process_module, "launch", lambda *a, **k: starts.append(1) or launch(*a, **k))
     with Measurer(short_policy, current_device(1)) as measurer, pytest.raises(WorkerUnavailable, match="libtorch is broken"):
         measurer.measure(relu, RIGHT)
     assert len(starts) == 3

@@ -138,6 +138,7 @@ class SimulatedMeasurer:
         self.measured: list[tuple[int, Candidate]] = []
         self.rematched: list[tuple[int, Candidate]] = []
         self.sampled: list[tuple[str, int]] = []
+        self.prepared: list[tuple[int, Candidate]] = []
         self.varied: list[tuple[Candidate, ...]] = []
         self.timeouts: list[float | None] = []
         self.die_after: int | None = None
@@ -173,6 +174,9 @@ class SimulatedMeasurer:
             build_s=max(0.0, truth.cost_s - 1.0),
             cost_s=truth.cost_s,
         )
+
+    def prepare(self, workload: Workload, candidates: Sequence[Candidate]) -> None:
+        self.prepared.extend((workload.inputs[0].numel, candidate) for candidate in candidates)
 
     def rematch(self, workload: Workload, candidates: Sequence[Candidate], default: Candidate) -> list[Rematch]:
         base = self.world.truth(workload, default).time_us

@@ -104,6 +104,11 @@ class TvmDialect(Dialect):
     def build(self, workload: Workload, config: Config) -> Kernel:
         return make_kernel(workload, self._compiled(workload, config)["main"])
 
+    def prepare(self, workload: Workload, config: Config) -> None:
+        name = library.name_of(workload, Candidate(self.name, self.version(), config), host_processor())
+        if not library.is_kept(name):
+            library.keep(name, self._compiled(workload, config).mod)
+
     def load(self, workload: Workload, config: Config) -> Kernel:
         name = library.name_of(workload, Candidate(self.name, self.version(), config), host_processor())
         if _can_run_kept() and (kept := library.loaded(name)) is not None:

@@ -26,6 +26,10 @@ def name_of(workload: Workload, candidate: Candidate, processor: str) -> str:
     return f"tvm-{digest_text(canonical_json([workload.digest, candidate.digest, processor, _sources()]))}"
 
 
+def is_kept(name: str) -> bool:
+    return store.kept(f"{name}.so") is not None
+
+
 def loaded(name: str) -> Callable[[str], Callable[..., Any]] | None:
     """The functions of the library of that name, by theirs; ``None`` if it is not there, or not readable any more."""
     path = store.kept(f"{name}.so")

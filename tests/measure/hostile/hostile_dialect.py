@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from raftune.dialects import store
 from raftune.dialects.base import BuildError, Dialect, Kernel, Unsupported
 from raftune.workload import Config, Workload
 
@@ -35,12 +36,33 @@ class HostileDialect(Dialect):
         print("libraries print")
         return [{"do": "right", "n": seed + i} for i in range(count)]
 
+    def prepare(self, workload: Workload, config: Config) -> None:
+        match config["do"]:
+            case "kept":
+                store.keep("kept", lambda path: path.write_text("relu") and None)
+            case "ahead_segfault":
+                ctypes.string_at(0)
+            case "ahead_hangs":
+                time.sleep(600)
+            case "ahead_eats":
+                self.eaten = [torch.ones(1 << 24) for _ in range(9)]  # 0.6 GB
+                time.sleep(600)
+            case "build_error":
+                raise BuildError("compiler said no")
+
+    def load(self, workload: Workload, config: Config) -> Kernel:
+        if config["do"] == "kept" and store.kept("kept") is not None:
+            return _Kernels(config).right
+        return self.build(workload, config)
+
     def build(self, workload: Workload, config: Config) -> Kernel:
         match config["do"]:
             case "build_error":
                 raise BuildError("compiler said no")
             case "build_raises":
                 raise KeyError("tile")
+            case "kept":
+                raise BuildError("was to be built ahead")
             case "unsupported":
                 raise Unsupported("not on this processor")
             case "build_segfault":
