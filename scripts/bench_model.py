@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from raftune.cost_model import CostModel, evaluate
+from raftune.cost_model import CostModel, Describer, evaluate
 from raftune.graph import Task
 from raftune.log import TuningLog
 from raftune.search import Budget, Event, Measured, ModelGuided, Recording, TuneResult, simulate
@@ -43,8 +43,9 @@ def main() -> int:
         evaluation = evaluate(log)
         recording = Recording(log)
     rows = []
+    describer = Describer()
     for workload in recording.workloads:
-        row = search(recording, workload, options.seeds)
+        row = search(recording, workload, options.seeds, describer)
         if row is not None:
             rows.append(row)
             print(f"{row['op'][:70]:70} {row['trials']:6.1f} of {row['random']:6.1f}", file=sys.stderr)
@@ -90,7 +91,7 @@ def total_us(result: TuneResult) -> float:
     return sum(task.weight * (task.best_us or 0.0) for task in result.tasks)
 
 
-def search(recording: Recording, workload: Workload, seeds: int) -> dict[str, Any] | None:
+def search(recording: Recording, workload: Workload, seeds: int, describer: Describer) -> dict[str, Any] | None:
     """Trials until 95% of the best, the mean over seeds; ``None`` for a workload with few candidates."""
     own = [row for row in recording.rows if row.workload == workload]
     times = [row.outcome.time_us or math.inf for row in own]
@@ -99,7 +100,9 @@ def search(recording: Recording, workload: Workload, seeds: int) -> dict[str, An
     goal = min(times) / _SHARE
     good = sum(time <= goal for time in times)
     others = [row for row in recording.rows if row.workload != workload]
-    needed = [_trials(recording, workload, others, goal, good, len(own), seed) for seed in range(seeds)]
+    models = [CostModel(seed=seed, device=recording.device, describe=describer) for seed in range(seeds)]
+    found = [_found(recording, workload, others, model) for model in models]
+    needed = [_trials(each, goal, good, len(own)) for each in found]
     return {
         "op": workload.op,
         "digest": workload.digest,
@@ -110,22 +113,25 @@ def search(recording: Recording, workload: Workload, seeds: int) -> dict[str, An
     }
 
 
-def _trials(
-    recording: Recording, workload: Workload, others: list[Any], goal: float, good: int, candidates: int, seed: int
-) -> float:
+def _found(recording: Recording, workload: Workload, others: list[Any], model: CostModel) -> list[float]:
+    """The times in the order of a simulated search, infinite for what fails."""
     measured: list[float] = []
 
     def watch(event: Event) -> None:
         if isinstance(event, Measured):
             measured.append(event.outcome.time_us or math.inf)
 
-    strategy = ModelGuided(CostModel(seed=seed, device=recording.device), lambda: others)
-    simulate(recording, tasks=[Task(workload, 1)], budget=Budget(), strategy=strategy, seed=seed, progress=watch)
-    for number, time in enumerate(measured, 1):
+    strategy = ModelGuided(model, lambda: others)
+    simulate(recording, tasks=[Task(workload, 1)], budget=Budget(), strategy=strategy, seed=model.seed, progress=watch)
+    return measured
+
+
+def _trials(found: list[float], goal: float, good: int, candidates: int) -> float:
+    for number, time in enumerate(found, 1):
         if time <= goal:
             return number
     # The search gave up: what remains is gone through at random.
-    return len(measured) + (candidates - len(measured) + 1) / (good + 1)
+    return len(found) + (candidates - len(found) + 1) / (good + 1)
 
 
 if __name__ == "__main__":

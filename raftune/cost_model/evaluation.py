@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raftune.cost_model.dataset import Describe, Sample, samples
+from raftune.cost_model.dataset import Describe, Describer, Sample, samples
 from raftune.cost_model.errors import NotEnoughData
 from raftune.cost_model.model import CostModel
 from raftune.log import TrainingRow, TuningLog
@@ -70,6 +70,7 @@ def evaluate_rows(
     data = samples(rows)
     digests = sorted({s.workload.digest for s in data})
     scored: list[_Scored] = []
+    shared = Describer(describe)
     for held_out in digests:
         inside = [s for s in data if s.workload.digest != held_out]
         groups: dict[str, list[Sample]] = {}
@@ -78,7 +79,7 @@ def evaluate_rows(
                 groups.setdefault(sample.device_digest, []).append(sample)
         choices = [group for group in groups.values() if len(group) > 1]
         if choices and inside:
-            model = CostModel(seed=seed, describe=describe).fit_samples(inside)
+            model = CostModel(seed=seed, describe=shared).fit_samples(inside)
             scored.extend(_score(model, group, (weights or {}).get(held_out, 1.0)) for group in choices)
     if len(scored) < _LEAST:
         raise NotEnoughData("at least two workloads with several measured candidates are needed: tune something first")

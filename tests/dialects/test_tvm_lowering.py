@@ -71,6 +71,12 @@ POINTWISE: list[tuple[Any, ...]] = [
     (aten.sigmoid_backward.default, (rand(3, 7), rand(3, 7).sigmoid())),
     (aten.threshold_backward.default, (rand(32, 16), rand(32, 16), 0)),
     (aten.native_dropout_backward.default, (rand(4, 16), mask(4, 16), 1.25)),
+    (aten.bitwise_not.default, (mask(4, 17),)),
+    (aten.eq.Tensor, (mask(4, 17), mask(4, 1))),
+    (aten.ne.Tensor, (mask(4, 17), mask(17))),
+    (aten.bitwise_not.default, (torch.arange(-5, 6),)),
+    (aten.logical_not.default, (mask(4, 17),)),
+    (aten.logical_not.default, (rand(33).relu(),)),
     (aten.add.Tensor, (rand(5, 1, 7), rand(3, 1)), {"alpha": 2}),
     (aten.add.Tensor, (rand(16, 8).t(), rand(16, 8).t())),
     (aten.add.Tensor, (rand(8, 12, 4)[:, 2:7], rand(5, 1))),
@@ -135,9 +141,20 @@ def heads(batch: int, count: int, length: int, width: int) -> tuple[torch.Tensor
     return tuple(x.transpose(1, 2) for x in rand(batch, length, 3, count, width).unbind(2))
 
 
-def attention_backward(batch: int, count: int, length: int, width: int, causal: bool) -> tuple[Any, ...]:
+def hidden(*shape: int) -> torch.Tensor:
+    """A mask that hides some keys, and from the second query all of them."""
+    hides = rand(*shape) > 0.5
+    if shape[-2] > 1:
+        hides[..., 1, :] = True
+    return torch.zeros(shape).masked_fill(hides, -torch.inf)
+
+
+def attention_backward(
+    batch: int, count: int, length: int, width: int, causal: bool, mask: torch.Tensor | None = None
+) -> tuple[Any, ...]:
     query, key, value = heads(batch, count, length, width)
-    out, normalizer = aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, 0.0, causal)
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    out, normalizer = forward(query, key, value, 0.0, causal, attn_mask=mask)
     return rand(batch, count, length, width), query, key, value, out, normalizer, 0.0, causal
 
 
@@ -147,6 +164,24 @@ ATTENTION: list[tuple[Any, ...]] = [
     (aten._scaled_dot_product_flash_attention_for_cpu.default, (rand(2, 1, 5, 8), rand(2, 1, 5, 8) * 9, rand(2, 1, 5, 8))),
     (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward(2, 3, 37, 16, True)),
     (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward(2, 2, 64, 32, False)),
+    *(
+        case
+        for mask in (
+            hidden(2, 1, 1, 37),
+            hidden(1, 1, 37, 37),
+            hidden(2, 3, 37, 37),
+            rand(37, 37),
+            hidden(2, 1, 1, 37).clamp(min=-3e38),
+        )
+        for case in (
+            (aten._scaled_dot_product_flash_attention_for_cpu.default, heads(2, 3, 37, 16), {"attn_mask": mask}),
+            (
+                aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+                attention_backward(2, 3, 37, 16, False, mask),
+                {"attn_mask": mask},
+            ),
+        )
+    ),
 ]
 
 
@@ -275,7 +310,7 @@ def test_default_schedule_matches_float64(op: Any, args: tuple[Any, ...], kwargs
     workload = workload_from_call(op, args, kwargs)
     assert DIALECT.supports(workload)
     kernel = DIALECT.build(workload, {"schedule": "default"})
-    found = tensors(kernel(*region_inputs(args)))
+    found = tensors(kernel(*region_inputs((*args, *kwargs.values()))))
     usual = tensors(op(*args, **kwargs))
     reference = tensors(op(*[widen(a) for a in args], **{k: widen(v) for k, v in kwargs.items()}))
     assert len(found) == len(usual)
@@ -384,7 +419,7 @@ def test_unlowered_and_empty_workloads_are_not_supported() -> None:
     assert not DIALECT.supports(workload_from_call(aten.mm.default, (rand(4, 4).half(), rand(4, 4).half()), {}))
     flash = aten._scaled_dot_product_flash_attention_for_cpu.default
     query, key, value = heads(1, 2, 8, 16)
-    assert not DIALECT.supports(workload_from_call(flash, (query, key, value), {"attn_mask": rand(8, 8)}))
+    assert not DIALECT.supports(workload_from_call(flash, (query, key, value), {"attn_mask": rand(8, 8) > 0}))
     assert not DIALECT.supports(workload_from_call(flash, (query, key[:, :, :4], value[:, :, :4]), {}))
 
 

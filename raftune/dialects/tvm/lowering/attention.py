@@ -1,4 +1,4 @@
-"""Scaled dot-product attention without dropout or mask, forward and backward, with the scores of all heads kept whole.
+"""Scaled dot-product attention without dropout, forward and backward, with the scores of all heads kept whole.
 
 The backward is that of Dao et al., arXiv 2205.14135, appendix B.
 """
@@ -6,6 +6,7 @@ The backward is that of Dao et al., arXiv 2205.14135, appendix B.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from raftune.dialects.tvm.lowering.registry import Check, argument, lowers
@@ -22,20 +23,21 @@ _MASKED = -1e30
 
 
 def _plain(first: int, dropout_at: int) -> Check:
-    """A check for calls whose query is argument ``first``: the same heads everywhere, no dropout, no mask."""
+    """A check for calls whose query is argument ``first``: the same heads everywhere, no dropout, a mask that is added."""
 
     def check(workload: Workload, operator: Operator) -> bool:
         arguments = operator.args[first : first + 3]
         if not all(isinstance(a, In) for a in arguments):
             return False
         query, key, value = (workload.inputs[a.index] for a in arguments if isinstance(a, In))
+        mask = argument(operator, len(operator.args), "attn_mask")
         return (
             len(query.shape) == 4
             and query.shape == key.shape == value.shape
             and query.dtype in ("float32", "float64")
             and math.prod(query.shape[:3]) * query.shape[2] <= _MOST_SCORES
             and argument(operator, dropout_at, "dropout_p", 0.0) == 0
-            and argument(operator, len(operator.args), "attn_mask") is None
+            and (mask is None or (isinstance(mask, In) and workload.inputs[mask.index].dtype == query.dtype))
         )
 
     return check
@@ -50,11 +52,13 @@ def attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    attn_mask: None = None,
+    attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    del dropout_p, attn_mask
-    scores = _scores(b, query, key, is_causal, scale)
+    del dropout_p
+    product = b.matmul(query, transpose(b, key, -2, -1))
+    score = _score(b, product, query, attn_mask, scale)
+    scores = b.compute(b.broadcast(product), lambda *i: _visible(b, is_causal, i, score(*i), _MASKED), "keep")
     largest = b.reduce(scores, [3], op="max")
     powers = b.compute(
         b.broadcast(scores),
@@ -62,10 +66,19 @@ def attention(
         "keep",
     )
     total = b.reduce(powers, [3])
-    product = b.matmul(powers, value)
+    weighted = b.matmul(powers, value)
+
+    def seen(total: Expr, value: Expr) -> Expr:
+        """Zero, as PyTorch has it, for a row of which a mask leaves nothing."""
+        return value if attn_mask is None else b.select(total > b.like(0, total), value, b.like(0, total))
+
     # What is read first is computed first: the sum belongs beside the exponentials.
-    out = b.compute(b.broadcast(product), lambda *i: b.like(1, total(*i[:3])) / total(*i[:3]) * product(*i), "keep")
-    return out, b.pointwise(lambda s, m: b.log(s) + m, total, largest)
+    out = b.compute(
+        b.broadcast(weighted),
+        lambda *i: seen(total(*i[:3]), b.like(1, total(*i[:3])) / total(*i[:3])) * weighted(*i),
+        "keep",
+    )
+    return out, b.pointwise(lambda s, m: seen(s, b.log(s) + m), total, largest)
 
 
 @lowers("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", check=_plain(1, 6))
@@ -80,18 +93,19 @@ def attention_backward(
     dropout_p: float,
     is_causal: bool,
     *,
-    attn_mask: None = None,
+    attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del dropout_p, attn_mask
+    del dropout_p
     rows = b.reduce(grad, [3], lambda *i: grad(*i) * out(*i))
     scores = b.matmul(query, transpose(b, key, -2, -1))
-    factor = _factor(b, query, scale)
+    score = _score(b, scores, query, attn_mask, scale)
     weights = b.compute(
         b.broadcast(scores),
-        lambda *i: _visible(b, is_causal, i, b.exp(scores(*i) * b.like(factor, scores(*i)) - normalizer(*i[:3])), 0.0),
+        lambda *i: _visible(b, is_causal, i, b.exp(score(*i) - normalizer(*i[:3])), 0.0),
         "keep",
     )
+    factor = _factor(b, query, scale)
     product = b.matmul(grad, transpose(b, value, -2, -1))
     grad_scores = b.compute(
         b.broadcast(scores), lambda *i: (product(*i) - rows(*i[:3])) * weights(*i) * b.like(factor, product(*i)), "keep"
@@ -101,14 +115,15 @@ def attention_backward(
     return grad_query, grad_key, grad_value
 
 
-def _scores(b: Builder, query: Tensor, key: Tensor, is_causal: bool, scale: float | None) -> Tensor:
-    product = b.matmul(query, transpose(b, key, -2, -1))
+def _score(b: Builder, product: Tensor, query: Tensor, mask: Tensor | None, scale: float | None) -> Callable[..., Expr]:
+    """The scaled product at given indices, with the mask added."""
     factor = _factor(b, query, scale)
-    return b.compute(
-        b.broadcast(product),
-        lambda *i: _visible(b, is_causal, i, product(*i) * b.like(factor, product(*i)), _MASKED),
-        "keep",
-    )
+
+    def score(*i: Expr) -> Expr:
+        scaled = product(*i) * b.like(factor, product(*i))
+        return scaled if mask is None else scaled + b.at(mask, i)
+
+    return score
 
 
 def _visible(b: Builder, is_causal: bool, i: tuple[Expr, ...], value: Expr, otherwise: float) -> Expr:

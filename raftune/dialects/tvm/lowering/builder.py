@@ -297,6 +297,8 @@ class Builder:
 
     def compare(self, kind: str, a: Expr, c: Expr) -> Expr:
         """Equality of the values (``==`` on expressions may compare the expressions)."""
+        if dtype_name(a) == dtype_name(c) == "bool":  # TVM's code for LLVM compares these as if they were floats
+            a, c = a.astype("int8"), c.astype("int8")
         return tirx.EQ(a, c) if kind == "eq" else tirx.NE(a, c)
 
     def both(self, a: Expr, c: Expr) -> Expr:

@@ -28,18 +28,17 @@ def embedding(
 
 
 def _plain_batch(workload: Workload, operator: Operator) -> bool:
-    """Rows of class scores without class weights."""
-    return all(argument(operator, position, name) is None for position, name in _WEIGHT_ARGUMENTS.get(operator.op, ())) and all(
-        isinstance(a, In) and len(workload.inputs[a.index].shape) == 2
-        for a in operator.args[_SCORES[operator.op] : _SCORES[operator.op] + 1]
+    """A row of class scores for each target, without class weights; the scores may be another operator's."""
+    target_at, weight_at = _TARGET_AND_WEIGHT[operator.op]
+    target = operator.args[target_at]
+    return (
+        argument(operator, weight_at, "weight") is None
+        and isinstance(target, In)
+        and len(workload.inputs[target.index].shape) == 1
     )
 
 
-_WEIGHT_ARGUMENTS = {
-    "aten.nll_loss_forward.default": ((2, "weight"),),
-    "aten.nll_loss_backward.default": ((3, "weight"),),
-}
-_SCORES = {"aten.nll_loss_forward.default": 0, "aten.nll_loss_backward.default": 1}
+_TARGET_AND_WEIGHT = {"aten.nll_loss_forward.default": (1, 2), "aten.nll_loss_backward.default": (2, 3)}
 
 
 def _counted(b: Builder, target: Tensor, ignore_index: int, dtype: str) -> Tensor:

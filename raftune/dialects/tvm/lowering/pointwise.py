@@ -52,6 +52,17 @@ def div(b: Builder, x: Tensor, y: Operand) -> Tensor:
     return b.pointwise(lambda p, q: p / q, x, y, floating=True)
 
 
+@lowers("aten.bitwise_not.default")
+def bitwise_not(b: Builder, x: Tensor) -> Tensor:
+    # In two's complement the inverse of an integer is one below its negative.
+    return logical_not(b, x) if b.dtype(x) == "bool" else b.pointwise(lambda p: b.like(-1, p) - p, x)
+
+
+@lowers("aten.logical_not.default")
+def logical_not(b: Builder, x: Tensor) -> Tensor:
+    return b.pointwise(lambda p: b.compare("eq", p, b.like(0, p)), x)
+
+
 @lowers("aten.maximum.default")
 def maximum(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     return b.pointwise(b.maximum, x, y)
