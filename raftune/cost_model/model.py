@@ -54,9 +54,9 @@ _LEAST_STD = 0.01
 # One-sided 95% bound of a normal distribution.
 _BOUND = 1.645
 _MIN_OK = 0.9
-# What is chosen unmeasured: with these, on the recorded data set, few choices lose and none by much; see docs/search.md.
-_CAUTION = 1.5
-_MARGIN = 0.05
+# What is chosen unmeasured: with these, on the recorded data set, no choice loses; see docs/search.md.
+_CAUTION = 2.0
+_MARGIN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class CostModel:
         """A candidate for a workload that was never measured, with what is predicted of it; or ``None``.
 
         ``candidates[0]`` is the default. Another is named only if it is likely to run, and predicted to beat the default by a
-        margin and more than one and a half times what the ensemble disagrees about.
+        margin and more than twice what the ensemble disagrees about.
         """
         if self._fitted is None:
             return None
