@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,6 +46,8 @@ class Device:
     """A key, not a description: fields that do not change a timing are left out (host name, memory size, kernel version).
 
     ``cores`` counts the processors this process may use; ``threads`` is the intra-op thread setting of the timed process.
+    On a CUDA device (``kind`` is ``cuda``) ``cores`` counts its multiprocessors, 0 if that is not known, and ``vector`` holds
+    its architecture (``sm_90``) and ``tf32`` where PyTorch may round the factors of a float32 product to it.
     """
 
     kind: str
@@ -57,7 +63,15 @@ class Device:
     def digest(self) -> str:
         return digest_text(canonical_json(self.to_json()))
 
+    @property
+    def capability(self) -> int | None:
+        """Of a CUDA device, ten times its major plus its minor compute capability; ``None`` for any other device."""
+        names = [name for name in self.vector if name.startswith("sm_")] if self.kind == "cuda" else []
+        return int(names[0].removeprefix("sm_")) if names else None
+
     def __str__(self) -> str:
+        if self.kind == "cuda":
+            return f"{self.model} ({', '.join(self.vector)})"
         plural = "" if self.threads == 1 else "s"
         return f"{self.model}, {self.cores} cores, {self.threads} thread{plural}"
 
@@ -66,6 +80,36 @@ def current_device(threads: int) -> Device:
     """The CPU of this process with ``threads`` intra-op threads."""
     model, flags = _cpuinfo()
     return Device("cpu", model, len(_CORES), tuple(f for f in _VECTOR_FLAGS if f in flags), threads)
+
+
+_target: ContextVar[Device | None] = ContextVar("raftune_target", default=None)
+
+
+class UnknownDevice(ValueError):
+    """A device was named that raftune does not know."""
+
+
+def cuda_architecture(name: str) -> Device:
+    """A CUDA device of which only the architecture is known: ``cuda:sm_90``. Raises :class:`UnknownDevice`."""
+    found = re.fullmatch(r"cuda:(sm_[1-9][0-9]{1,2})", name)
+    if found is None:
+        raise UnknownDevice(f"unknown device {name!r}: expected cuda:sm_NN, as in cuda:sm_90")
+    return Device("cuda", found[1], 0, (found[1],), 0)
+
+
+def target() -> Device:
+    """What candidates are enumerated and built for now: this process's CPU, unless :func:`targeting` says otherwise."""
+    return _target.get() or current_device(1)
+
+
+@contextmanager
+def targeting(device: Device) -> Iterator[None]:
+    """Enumerate and build for ``device`` within the block, whether it is here or not."""
+    token = _target.set(device)
+    try:
+        yield
+    finally:
+        _target.reset(token)
 
 
 def usable_cores() -> tuple[int, ...]:

@@ -26,12 +26,13 @@ class Dialect(ABC):
 
     ``name`` is what logs and the command line call it. ``priority`` orders dialects where nothing was measured (higher first).
     ``takes_graphs`` says that it compiles regions of any number of operators: a whole step by it alone then takes part in the
-    step's race.
+    step's race. ``device_kinds`` are the kinds of device that it has kernels for.
     """
 
     name: ClassVar[str]
     priority: ClassVar[int]
     takes_graphs: ClassVar[bool] = False
+    device_kinds: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
     @abstractmethod
     def version(self) -> str:

@@ -101,7 +101,7 @@ def conform(spec: TensorSpec) -> Callable[[Tensor], Tensor]:
     def to_spec(tensor: Tensor) -> Tensor:
         if tensor.stride() == stride and tensor.dtype is dtype:
             return tensor
-        return torch.empty_strided(shape, stride, dtype=dtype).copy_(tensor)
+        return torch.empty_strided(shape, stride, dtype=dtype, device=tensor.device).copy_(tensor)
 
     return to_spec
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import entry_points
 
+from raftune.device import target
 from raftune.dialects.base import BuildError, Dialect, Kernel
 from raftune.pattern import Declared
 from raftune.workload import Candidate, Config, Workload
@@ -81,7 +82,15 @@ def enabled() -> list[Dialect]:
     """
     names = _preference.get()
     chosen = list(_present()) if names is None else [*names, *([DEFAULT_DIALECT] if DEFAULT_DIALECT not in names else [])]
-    return [d for d in map(get, chosen) if d.unavailable() is None]
+    return [d for d in map(get, chosen) if _reason_against(d) is None]
+
+
+def _reason_against(dialect: Dialect) -> str | None:
+    """Why a dialect cannot be used for the present target."""
+    kind = target().kind
+    if kind not in dialect.device_kinds:
+        return f"it has kernels for {' and '.join(sorted(dialect.device_kinds))}, not for {kind}"
+    return dialect.unavailable()
 
 
 @contextmanager
@@ -151,7 +160,7 @@ def prepare(workload: Workload, chosen: Candidate) -> None:
 
 def _checked(workload: Workload, chosen: Candidate) -> Dialect:
     dialect = get(chosen.dialect)
-    if (reason := dialect.unavailable()) is not None:
+    if (reason := _reason_against(dialect)) is not None:
         raise BuildError(f"dialect {chosen.dialect} is not available: {reason}")
     if dialect.version() != chosen.version:
         raise BuildError(
@@ -166,6 +175,6 @@ def describe() -> list[DialectInfo]:
     """Name, version and availability of every installed dialect."""
     rows = []
     for dialect in installed().values():
-        reason = dialect.unavailable()
+        reason = _reason_against(dialect)
         rows.append(DialectInfo(dialect.name, dialect.version(), reason is None, reason or ""))
     return rows

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from raftune.device import cuda_architecture, targeting
 from raftune.dialects.base import Kernel
 from raftune.dialects.torch_ops import graph_module
 from raftune.graph.workloads import workload_from_call
@@ -219,3 +220,15 @@ def _assert_close(result: Tensor, reference: Tensor) -> None:
 @pytest.fixture
 def check_kernel() -> Callable[[Workload, Kernel], None]:
     return assert_right
+
+
+@pytest.fixture
+def hopper() -> Iterator[None]:
+    with targeting(cuda_architecture("cuda:sm_90")):
+        yield
+
+
+@pytest.fixture
+def ampere() -> Iterator[None]:
+    with targeting(cuda_architecture("cuda:sm_80")):
+        yield

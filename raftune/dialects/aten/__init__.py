@@ -39,6 +39,7 @@ class AtenDialect(Dialect):
 
     name: ClassVar[str] = "aten"
     priority: ClassVar[int] = 100
+    device_kinds: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
 
     def version(self) -> str:
         return torch_version()

@@ -40,6 +40,7 @@ class InductorDialect(Dialect):
     name: ClassVar[str] = "inductor"
     priority: ClassVar[int] = 50
     takes_graphs: ClassVar[bool] = True
+    device_kinds: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
 
     def version(self) -> str:
         return f"{torch_version()} {toolchain.compiler_version()}".strip()
