@@ -14,5 +14,10 @@ stamp=".venv/raftune-installed${EXTRA:+-$EXTRA}"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "installing raftune and what it needs into .venv (a few minutes the first time) ..." >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".${EXTRA:+[$EXTRA]}" >&2 || exit 1
+    if [ "${EXTRA:-}" = test ] && command -v nvcc >/dev/null; then
+        # Headers alone: what the package asks for besides is for its Python side, hundreds of megabytes of it.
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nvidia-cutlass==4.2.0.0 >&2 ||
+            echo "CUTLASS's headers could not be installed: tests that compile its kernels are skipped." >&2
+    fi
     printf '%s' "$wanted" >"$stamp"
 fi
