@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from raftune.dialects.base import BuildError, Dialect, Kernel, Unsupported
 from raftune.dialects.chains import PRODUCTS
 from raftune.dialects.epilogue import PATTERNS
-from raftune.dialects.tvm import library, tiles
+from raftune.dialects.tvm import library, scatter, tiles, update
 from raftune.dialects.tvm.kernel import make_kernel
 from raftune.dialects.tvm.layout import fits, is_permuted_dense
 from raftune.dialects.tvm.lowering import registry
@@ -56,6 +56,8 @@ class TvmDialect(Dialect):
         space.load()
 
     def supports(self, workload: Workload) -> bool:
+        if _direct(workload) is not None:
+            return True
         specs = (*workload.inputs, *workload.results)
         if workload.mutates or not workload.outputs:
             return False
@@ -82,6 +84,8 @@ class TvmDialect(Dialect):
 
     def sample(self, workload: Workload, count: int, seed: int) -> Sequence[Config]:
         """Schedules drawn from MetaSchedule's design space for this processor."""
+        if _direct(workload) is not None:
+            return ()
         from raftune.dialects.tvm import target
         from raftune.dialects.tvm.lowering.builder import Builder
         from raftune.dialects.tvm.lowering.lower import lower
@@ -92,6 +96,8 @@ class TvmDialect(Dialect):
 
     def vary(self, workload: Workload, parents: Sequence[Config], count: int, seed: int) -> Sequence[Config]:
         """The traces among ``parents``, with tile sizes that fit here, and schedules a mutation or two away from them."""
+        if _direct(workload) is not None:
+            return ()
         from raftune.dialects.tvm import target
         from raftune.dialects.tvm.lowering.builder import Builder
         from raftune.dialects.tvm.lowering.lower import lower
@@ -130,6 +136,13 @@ class TvmDialect(Dialect):
         if kind == "tiled" and tiled is None:
             raise BuildError(f"a tiled schedule is for a product or convolution of floats, not {workload.op}")
         from raftune.dialects.tvm import build, target
+
+        if (direct := _direct(workload)) is not None:
+            if kind != "default":
+                raise BuildError(f"{workload.op} has the default schedule only, not {kind!r}")
+            host = target.host_target()
+            threads = host.threads if tiles.elements(workload) >= _PARALLEL_WORK else 1
+            return build.compile_module(direct(workload, host, threads), host)
         from raftune.dialects.tvm.lowering.builder import Builder
         from raftune.dialects.tvm.lowering.lower import lower
         from raftune.dialects.tvm.schedule.guard import check_size
@@ -156,6 +169,11 @@ class TvmDialect(Dialect):
             return {"is_trace": 1.0, **trace_features(config["trace"])}
         numbers = {key: float(value) for key, value in config.items() if isinstance(value, bool | int | float)}
         return {"is_trace": 0.0, "order_mn": float(config.get("order") == "mn"), **numbers}
+
+
+def _direct(workload: Workload) -> Callable[[Workload, Any, int], Any] | None:
+    """What makes the TIR of a workload that tensor expressions cannot say: it writes in place, or where its data says."""
+    return next((kind.module for kind in (update, scatter) if kind.supports(workload)), None)
 
 
 def _tiling(config: Config, tiled: Tiled | None, lanes: int, itemsize: int) -> Callable[[int, int], MatmulTiling]:
