@@ -10,11 +10,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from raftune.lifetime import exit_on_terminate
+
+if TYPE_CHECKING:
+    from raftune.search import Budget
+    from raftune.tuning import ModelRequest
 
 DEFAULT_LOG = "raftune.sqlite"
 _INTERRUPTED = 130  # as shells report SIGINT
@@ -30,16 +34,19 @@ class UserError(click.ClickException):
 def _user_errors() -> Iterator[None]:
     """Turn the library's typed errors into one clear line."""
     from raftune.cost_model import NotEnoughData
+    from raftune.device import UnknownDevice
     from raftune.dialects import UnknownDialect
     from raftune.graph import CaptureError
     from raftune.log import LogError
     from raftune.measure import WorkerUnavailable
+    from raftune.packing import PackError
     from raftune.search import InvalidBudget
     from raftune.targets import TargetError
 
+    known = (CaptureError, NotEnoughData, InvalidBudget, LogError, PackError, TargetError)
     try:
         yield
-    except (CaptureError, NotEnoughData, InvalidBudget, LogError, TargetError, UnknownDialect, WorkerUnavailable) as error:
+    except (*known, UnknownDevice, UnknownDialect, WorkerUnavailable) as error:
         raise UserError(" ".join(str(error).split())) from error
 
 
@@ -88,6 +95,10 @@ def _dialect_names(_context: click.Context, _parameter: click.Parameter, value: 
 @click.option("--optimizer", type=click.Choice(["adamw", "sgd", "none"]), help="Instead of the target's own.")
 @click.option("--threads", type=click.IntRange(min=1), help="Intra-op threads [default: PyTorch's].")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--device", help="Build for this device instead of tuning on this CPU: cuda:sm_90 (with --build-only or --dry-run)."
+)
+@click.option("--build-only", type=click.Path(file_okay=False), help="Compile candidates into this folder, measure nothing.")
 @click.option("--dry-run", is_flag=True, help="List tasks and candidate counts, measure nothing.")
 @click.option(
     "--simulate", type=click.Path(dir_okay=False), help="Search in this recorded log instead of on this machine; keep nothing."
@@ -103,6 +114,8 @@ def tune_model_command(
     optimizer: str | None,
     threads: int | None,
     seed: int,
+    device: str | None,
+    build_only: str | None,
     dry_run: bool,
     simulate: str | None,
     as_json: bool,
@@ -126,7 +139,11 @@ def tune_model_command(
         )
 
         limit = Budget.parse(budget, trials)
-        request = ModelRequest(target, mode=mode, optimizer=optimizer, threads=threads, dialects=dialects, seed=seed)
+        request = ModelRequest(
+            target, mode=mode, optimizer=optimizer, threads=threads, dialects=dialects, seed=seed, device=device
+        )
+        if (device is None) != (build_only is None) and not dry_run:
+            raise UserError("--device and --build-only go together: what is built for a device is measured where it is")
         if dry_run:
             rows = dry_run_counts(request)
             if as_json:
@@ -134,6 +151,9 @@ def tune_model_command(
                 click.echo(json.dumps({"tasks": tasks}))
             else:
                 display.print_tasks(rows)
+            return
+        if build_only is not None:
+            _build_pack(request, Path(build_only), limit, as_json=as_json)
             return
         if simulate is not None:
             result = simulate_model(request, Path(simulate), limit)
@@ -157,6 +177,27 @@ def tune_model_command(
         if outcome.result.stopped is Stop.INTERRUPTED:
             click.echo("interrupted: the step was not raced; run the same command again to go on", err=True)
             sys.exit(_INTERRUPTED)
+
+
+def _build_pack(request: ModelRequest, folder: Path, limit: Budget, *, as_json: bool) -> None:
+    from raftune.packing import build_pack
+    from raftune.tuning import prepare
+
+    click.echo(f"capturing {request.target} ({request.mode}) ...", err=True)
+    prepared = prepare(request)
+
+    def tell(built: int, failed: int, planned: int) -> None:
+        click.echo(f"{built} built, {failed} failed, of {planned}", err=True)
+
+    report = build_pack(prepared.tasks, prepared.device, folder, limit, dialects=request.dialects, progress=tell)
+    if as_json:
+        click.echo(json.dumps(report.to_json()))
+        return
+    click.echo(
+        f"{report.packed} candidates of {report.tasks} tasks for {prepared.device} in {folder}, {report.left_out} not built"
+    )
+    for message, count in report.failures.items():
+        click.echo(f"  {count} failed: {message}")
 
 
 @main.command()

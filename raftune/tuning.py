@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from raftune.compiler.profile import Profile, profile_step
 from raftune.compiler.proposals import proposed_regions, proposed_tasks
 from raftune.compiler.selector import Selector
 from raftune.compiler.step import compile_step
-from raftune.device import Device, current_device
+from raftune.device import Device, cuda_architecture, current_device, targeting
 from raftune.dialects import registry
 from raftune.graph import CaptureError, Task, TrainingGraph, capture, merge_tasks, tasks_of
 from raftune.log import LogError, TuningLog
@@ -43,7 +43,10 @@ _RACE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What to tune: a target by name (see :func:`raftune.targets.load_target`) and how it is trained."""
+    """What to tune: a target by name (see :func:`raftune.targets.load_target`) and how it is trained.
+
+    ``device`` names another device than this machine's CPU, to be built for here (:func:`raftune.packing.build_pack`).
+    """
 
     target: str
     mode: Mode = "train"
@@ -51,6 +54,7 @@ class ModelRequest:
     threads: int | None = None
     dialects: tuple[str, ...] | None = None
     seed: int = 0
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,10 @@ def check_request(request: ModelRequest, log_path: Path) -> None:
 
 
 def prepare(request: ModelRequest) -> Prepared:
-    """Load and capture the target. Raises :class:`TargetError` or :class:`~raftune.graph.CaptureError`."""
+    """Load and capture the target.
+
+    Raises :class:`TargetError`, :class:`~raftune.graph.CaptureError` or :class:`~raftune.device.UnknownDevice`.
+    """
     for name in request.dialects or ():
         registry.get(name)
     torch.manual_seed(request.seed)
@@ -128,7 +135,8 @@ def prepare(request: ModelRequest) -> Prepared:
     threads = request.threads or torch.get_num_threads()
     with _dialects(request):
         tasks = merge_tasks(tasks_of(graph.graph_module), proposed_tasks(graph.graph_module), asked)
-    return Prepared(request, graph, tuple(tasks), current_device(threads))
+    device = current_device(threads) if request.device is None else cuda_architecture(request.device)
+    return Prepared(request, graph, tuple(tasks), device)
 
 
 def dry_run_counts(request: ModelRequest) -> list[tuple[Workload, int, dict[str, int]]]:
@@ -220,8 +228,14 @@ def profile_model(request: ModelRequest, log_path: Path | None, rounds: int) -> 
     return profile_step(step, target.inputs, rounds=rounds)
 
 
-def _dialects(request: ModelRequest) -> AbstractContextManager[None]:
-    return registry.with_dialects(request.dialects or tuple(registry.installed()))
+@contextmanager
+def _dialects(request: ModelRequest) -> Iterator[None]:
+    """The dialects that were asked for, for the device that was asked for."""
+    with ExitStack() as stack:
+        if request.device is not None:
+            stack.enter_context(targeting(cuda_architecture(request.device)))
+        stack.enter_context(registry.with_dialects(request.dialects or tuple(registry.installed())))
+        yield
 
 
 def _run_compiled(target: Target, mode: Mode, backend: Callable[..., Any]) -> None:

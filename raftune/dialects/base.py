@@ -85,6 +85,17 @@ class Dialect(ABC):
         """
         del workload, config
 
+    def prepare_all(self, candidates: Sequence[tuple[Workload, Config]]) -> list[BuildError | None]:
+        """:meth:`prepare` for many, which a compiler may take together; for each what it raised, or ``None``."""
+        results: list[BuildError | None] = []
+        for workload, config in candidates:
+            try:
+                self.prepare(workload, config)
+                results.append(None)
+            except BuildError as error:
+                results.append(error)
+        return results
+
     def load(self, workload: Workload, config: Config) -> Kernel:
         """:meth:`build` for a compiler: may load from disk what another process compiled, and keep there what it compiles."""
         return self.build(workload, config)

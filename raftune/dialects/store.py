@@ -8,11 +8,26 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # A worker is told with it where to keep what is built only to be measured: that is not for the user's own folder.
 FOLDER_VARIABLE = "RAFTUNE_KERNELS"
+
+
+@contextmanager
+def folder_is(path: Path) -> Iterator[None]:
+    """Keep and find kernels in ``path`` within the block, in this process and those that it starts."""
+    before = os.environ.get(FOLDER_VARIABLE)
+    os.environ[FOLDER_VARIABLE] = str(path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[FOLDER_VARIABLE]
+        else:
+            os.environ[FOLDER_VARIABLE] = before
 
 
 def kept(name: str) -> Path | None:

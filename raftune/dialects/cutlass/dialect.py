@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from raftune.device import target
@@ -66,6 +67,21 @@ class CutlassDialect(Dialect):
         for spec in kernels(workload, config):
             compiler.compiled(spec, _arch(spec))
 
+    def prepare_all(self, candidates: Sequence[tuple[Workload, Config]]) -> list[BuildError | None]:
+        """Several kernels a source file, and several compilers at once."""
+        wanted: list[list[KernelSpec] | BuildError] = []
+        by_arch: dict[str, list[KernelSpec]] = {}
+        for workload, config in candidates:
+            try:
+                specs = kernels(workload, config)
+                for spec in specs:
+                    by_arch.setdefault(_arch(spec), []).append(spec)
+                wanted.append(specs)
+            except BuildError as error:
+                wanted.append(error)
+        made = {spec: result for arch, specs in by_arch.items() for spec, result in compiler.compile_all(specs, arch).items()}
+        return [specs if isinstance(specs, BuildError) else _first_error(made, specs) for specs in wanted]
+
     def build(self, workload: Workload, config: Config) -> Kernel:
         problem = _problem(workload)
         if isinstance(problem, GemmProblem):
@@ -105,6 +121,10 @@ def kernels(workload: Workload, config: Config) -> list[KernelSpec]:
     if isinstance(problem, GemmProblem):
         return [gemm_spec(problem, parse(config), workload.inputs)[0]]
     return list(_passes(problem, config).values())
+
+
+def _first_error(made: Mapping[KernelSpec, Path | BuildError], specs: Sequence[KernelSpec]) -> BuildError | None:
+    return next((result for spec in specs if isinstance(result := made[spec], BuildError)), None)
 
 
 def _passes(problem: ConvolutionProblem, config: Config) -> dict[str, KernelSpec]:
