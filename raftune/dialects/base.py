@@ -17,6 +17,10 @@ class BuildError(RuntimeError):
     """A candidate could not be built: a compiler failed, or the config does not fit the workload."""
 
 
+class BuildImpossible(BuildError):
+    """Nothing can be built here: a compiler is missing, or the disk is full. It says nothing about the candidate."""
+
+
 class Unsupported(BuildError):
     """The dialect cannot run this workload, or this config of it, on this device."""
 
